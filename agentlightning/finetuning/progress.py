@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.algorithm.checkpoint import CHECKPOINT_FILE, list_checkpoints
+from agentlightning.finetuning.graders.agent import TOTAL
 from agentlightning.finetuning.records import Event
 from agentlightning.metrics.jsonl import METRICS_FILE, read_metrics
 
 _TAIL_BYTES = 1 << 18
+_OF_PARTS = "reward/"
+"""The prefix of a run's metrics of the rewards that have names, those of graders."""
 _OF_EXAMPLES: Mapping[str, str] = {
     "loss": "train_loss",
     "valid_loss": "valid_loss",
@@ -69,7 +72,13 @@ def _row(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
         found["mean_unresponsive_rewards"] = row.get("failed", 0) / row["rollouts"]
     if "train_mean_reward" in found or "full_valid_mean_reward" in found:
         pairs = (("train_reward_mean", "train_mean_reward"), ("valid_reward_mean", "full_valid_mean_reward"))
+        graders = [
+            {"name": name.removeprefix(_OF_PARTS), "train_reward_mean": value}
+            for name, value in row.items()
+            if name.startswith(_OF_PARTS) and name != f"{_OF_PARTS}{TOTAL}"
+        ]
         found["scores"] = {ours: found[theirs] for ours, theirs in pairs if theirs in found}
+        found["scores"] |= {"graders": graders} if graders else {}
     seen = {"trained_tokens", "learning_rate", "seconds_left", "time"}
     return found | {name: row[name] for name in seen if row.get(name) is not None}
 
