@@ -7,6 +7,7 @@ shows them, and `AGL_DEBUG=1` shows ours so too.
 from __future__ import annotations
 
 import sys
+from dataclasses import FrozenInstanceError
 from typing import TYPE_CHECKING
 
 from agentlightning.errors import AgentLightningError, debugging, in_words
@@ -41,6 +42,8 @@ def _note_on(error: BaseException) -> str | None:
     """What mends an error of Python's own, where that is known."""
     if isinstance(error, ValueError) and "a coroutine was expected, got RunResult" in str(error):
         return "fit() is no coroutine, and it had ended by then. Leave asyncio.run out, or run trainer.fit_async(…)."
+    if isinstance(error, FrozenInstanceError):
+        return "Settings are not changed afterwards: give them when the object is made, such as GRPO(model=…, steps=5)."
     if isinstance(error, ImportError) and error.name and error.path and _hides_another(error.name, error.path):
         return f"{error.path} is a file of yours, and hides the package {error.name!r}: give the file another name."
     return None

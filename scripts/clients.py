@@ -181,7 +181,8 @@ def table(report: Path) -> str:
         "| named agents | sub-agents | conversations | compaction | required tools held | by | change |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    lines += [_row(package, wire, lines_of) for (package, wire, _), lines_of in sorted(rows.items())]
+    whole = {key: found for key, found in sorted(rows.items()) if any("calls" in line for line in found)}
+    lines += [_row(package, wire, found) for (package, wire, _), found in whole.items()]
     return "\n".join(lines)
 
 

@@ -52,7 +52,8 @@ KEEPS_ANSWERS = (
 _WAY_TO_THE_MODEL = (
     "Make its client use the endpoint it is given:  OpenAI(base_url=llm.endpoint, api_key=llm.api_key)  and  "
     "model=llm.model.  A program finds them in its environment: OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL (and "
-    "the same of ANTHROPIC_ and GEMINI_). An async client's call is made only where it is awaited."
+    "the same of ANTHROPIC_ and GEMINI_). A call counts only if the agent waits for it: await an async "
+    "client's, and join threads that make some."
 )
 _GO_BACK = (
     "Go back to the best checkpoint, and on from there with a third of the learning_rate, schedule='linear', or "

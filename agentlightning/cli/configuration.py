@@ -214,6 +214,8 @@ def parsed_settings(settings: Sequence[str], known: Collection[str]) -> dict[str
             meant = nearest(name, known)
             setting, colon, rest = text.partition(":")
             hint = "there is no such setting; agl train --print-config prints all."
+            if not equals:
+                hint = "give NAME=VALUE, once for each setting: --set steps=5 --set group_size=4"
             if colon and setting in known:
                 hint = f"give NAME=VALUE: --set {setting}={rest}"
             elif meant and equals:

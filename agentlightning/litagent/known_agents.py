@@ -82,7 +82,6 @@ _CLINE = """\
 cline auth --provider openai --apikey "$OPENAI_API_KEY" --modelid "$OPENAI_MODEL" --baseurl "$OPENAI_BASE_URL" >&2
 exec cline --provider openai --model "$OPENAI_MODEL" --auto-approve true -- "$1"
 """
-
 _ALL = (
     KnownAgent(
         name="claude-code",
@@ -96,7 +95,7 @@ _ALL = (
             "ANTHROPIC_DEFAULT_HAIKU_MODEL": "{llm.model}",
         },
         sub_agents=_NAMED,
-        tested="2.1.331",
+        tested="2.1.332",
     ),
     KnownAgent(
         name="codex",
@@ -133,11 +132,11 @@ _ALL = (
     ),
     KnownAgent(
         name="pi",
-        install="npm install -g @mariozechner/pi-coding-agent",
+        install="npm install -g @earendil-works/pi-coding-agent",
         program="pi",
         command=("sh", "-c", _PI, "sh", "{task.prompt}"),
         sub_agents="it has none",
-        tested="0.73.1",
+        tested="0.74.2",
     ),
     KnownAgent(
         name="cline",

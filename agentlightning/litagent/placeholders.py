@@ -38,7 +38,12 @@ def check_shell(command: Sequence[str]) -> None:
 
 
 def fill(command: Sequence[str], task: Any) -> list[str]:
-    """The command for a task. Raises ConfigError for a field that the task lacks, or that no argument can hold."""
+    """The command for a task. Raises ConfigError for a field that the task lacks, that no argument can hold, or whose
+    name alone stands in braces as a whole argument.
+    """
+    for argument in command:
+        if isinstance(task, Mapping) and argument[:1] + argument[-1:] == "{}" and argument[1:-1] in task:
+            raise ConfigError(f"The command has {argument}. A field of the task is {{task.{argument[1:-1]}}} there.")
     return [_PLACE.sub(lambda place: _value(place, task), argument) for argument in command]
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from agentlightning.errors import message_of
 from agentlightning.frames import is_library
 from agentlightning.keys import redacted
-from agentlightning.runner.hints import OWN_KEY, hint_for, hint_if_heard, hint_if_unheard
+from agentlightning.runner.hints import OWN_KEY, hint_for, hint_if_heard, hint_if_unheard, hint_of_task
 from agentlightning.store.operations.codec import readable
 from agentlightning.types import Outcome
 
@@ -128,11 +128,11 @@ def _unanswered(ending: Ending, summary: AttemptSummary) -> Ending | None:
     return None
 
 
-def describe(error: BaseException) -> str:
+def describe(error: BaseException, task: object = None) -> str:
     """The message, what it probably comes from, and the way through the user's own files (or, if none, all files)."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
     own = [f for f in frames if not is_library(f.filename)]
-    hint, trace = hint_for(error), "".join(traceback.format_list(own or frames))
+    hint, trace = hint_for(error) or hint_of_task(error, task), "".join(traceback.format_list(own or frames))
     said = f"{type(error).__name__}: {message_of(error)}" + (f"\n{hint}" if hint else "")
     text = redacted(f"{said}\n{trace}".rstrip())
     if not isinstance(error, BaseExceptionGroup):

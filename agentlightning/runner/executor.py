@@ -224,7 +224,8 @@ def _is_ordinary(error: BaseException) -> bool:
 
 
 def _described(error: BaseException) -> str:
-    return f"The agent raised {type(error).__name__}({error})."
+    instead = " Return a reward, or raise an error, in place of exiting." if isinstance(error, SystemExit) else ""
+    return f"The agent raised {type(error).__name__}({error}).{instead}"
 
 
 async def _end_thread(thread: threading.Thread, waiting: asyncio.Future[Any]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from urllib.request import getproxies, proxy_bypass
 
 from agentlightning.errors import AgentError, message_of
@@ -38,7 +38,10 @@ NO_SUCH_PART = (
     "model=llm.model."
 )
 AWAIT_IT = "`await` is missing in front of the call that gave this coroutine."
-IN_A_LOOP = "An async agent runs in an event loop already: await the coroutine, instead of asyncio.run(…)."
+IN_A_LOOP = (
+    "An async agent runs in an event loop already: await the coroutine, instead of asyncio.run(…) or "
+    "run_until_complete(…)."
+)
 SYNC_CLIENT = "This client's calls are not async: take AsyncOpenAI, or make the agent a plain `def` without await."
 NO_KEYBOARD = "An agent has nobody at the keyboard: take what it asks for from the task, in place of input()."
 NOT_HERE = "Install the package into the environment that runs the agent."
@@ -79,7 +82,7 @@ _PYTHONS_WORDS = {
     r"Object of type (function|builtin_function_or_method|method|type) is not JSON serializable": NO_FUNCTION,
     r"'coroutine' object (has no attribute|is not)": AWAIT_IT,
     r"^'?(OPENAI|ANTHROPIC|GEMINI|GOOGLE|AZURE)_[A-Z_]+'?$": OWN_KEY,
-    r"asyncio\.run\(\) cannot be called from a running event loop": IN_A_LOOP,
+    r"asyncio\.run\(\) cannot be called from a running event loop|event loop is already running": IN_A_LOOP,
     rf"^object ({_ANSWERS}|Stream)\b.* can't be used in 'await' expression": SYNC_CLIENT,
     r"^No module named": NOT_HERE,
     r"^EOF when reading a line": NO_KEYBOARD,
@@ -113,6 +116,13 @@ def hint_for(error: BaseException) -> str | None:
     if type(error).__module__ == "builtins":
         return next((hint for said, hint in _PYTHONS_WORDS.items() if re.search(said, text)), None)
     return None
+
+
+def hint_of_task(error: BaseException, task: object) -> str | None:
+    """Which fields a task has, where one was looked for that it has not."""
+    if type(error) is not KeyError or not isinstance(task, Mapping) or error.args[0] in task:
+        return None
+    return f"The task has no such field; it has {', '.join(map(str, list(task)[:20])) or 'none'}."
 
 
 def hint_if_unheard(error: BaseException | None) -> str | None:

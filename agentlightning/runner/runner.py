@@ -284,7 +284,7 @@ class LitAgentRunner:
         except (AgentError, ConfigError) as error:
             return Ending(Outcome.AGENT_ERROR, str(error), exception=error)
         except Exception as error:  # whatever user code raises is data about this attempt
-            return Ending(Outcome.AGENT_ERROR, describe(error), exception=error)
+            return Ending(Outcome.AGENT_ERROR, describe(error, claimed.input), exception=error)
         return Ending(Outcome.OK, rewarded=rewarded)
 
     async def _call(self, agent: LitAgent[Any], claimed: AttemptedRollout, resources: NamedResources) -> Any:

@@ -55,8 +55,9 @@ def check_parts(**parts: object) -> None:
         if name == "store" and isinstance(value, str) and value.startswith("http"):
             raise ConfigError(f"store is {value!r}; a store that is served is agl.LightningStoreClient({value!r}).")
         if value is not None and not isinstance(value, kind):
-            shown = value.__name__ if isinstance(value, type) else repr(value)
-            raise ConfigError(f"{name} is {shown}, which is no {kind.__name__}. Give an object: agl.{example}.")
+            a_class = isinstance(value, type)
+            said = f"the class {value.__name__}" if a_class else f"{value!r}, which is no {kind.__name__}"
+            raise ConfigError(f"{name} is {said}. Give an object: agl.{example}.")
 
 
 def check_each(**parts: Iterable[object]) -> None:
@@ -356,6 +357,11 @@ def as_tasks(what: str, tasks: object) -> Dataset[Any]:
         raise ConfigError(
             f"The {what} tasks are a pair of two sets. Give each as an argument of its own: "
             "fit(agent, tasks, val_dataset=others)."
+        )
+    if isinstance(tasks, int | float):
+        raise ConfigError(
+            f"The {what} tasks are the number {tasks!r}, and no share is taken from others. Split the list yourself: "
+            "fit(agent, tasks[20:], val_dataset=tasks[:20])."
         )
     if not isinstance(tasks, Dataset):
         raise ConfigError(

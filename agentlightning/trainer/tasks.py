@@ -190,6 +190,8 @@ _RENAME = "Rename it, or give a list of tasks."
 _OTHERS = {
     **dict.fromkeys((".xlsx", ".xls", ".ods"), "Save the sheet as CSV."),
     **dict.fromkeys((".gz", ".zip", ".bz2", ".xz", ".zst"), "Unpack it first."),
+    ".tsv": "Save it with commas, as CSV.",
+    ".txt": 'Write a JSON value per line, for example {"question": "…"}, and call it .jsonl.',
     **dict.fromkeys((".yaml", ".yml", ".toml", ".pkl", ".py"), "Write them as JSON lines, or give a list of tasks."),
 }
 """What to do with files of other kinds."""

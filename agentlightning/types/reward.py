@@ -90,8 +90,6 @@ def _instead(value: Any) -> str:
         return "Give the number itself, without brackets."
     if isinstance(value, tuple) and any(isinstance(part, int | float) for part in value):
         return "Return the number alone; agl.emit_annotation({…}) records the rest."
-    if value is None or isinstance(value, str | bytes | bool | tuple | list | dict):
-        return ""
     return "Return what the answer is worth, for example float(answer == task['answer'])."
 
 

@@ -12,9 +12,8 @@ from typing import Any
 WORD = "heliotrope"
 READS = {"prompt": "Read the file notes.txt in this folder and tell me the word that stands in it."}
 DELEGATES = {"prompt": "MAIN-TASK: delegate"}
-LAST_LINE = "line 599: 358801"
 LONG = f"{WORD}\n" + "".join(f"line {n}: {n * n}\n" for n in range(600))
-"""A file that `compacting` reads many times; it ends with LAST_LINE."""
+"""A file that `compacting` reads many times."""
 SUB_TASK, SUMMARY = "SUB-TASK: say hi", f"SUMMED-UP: the word is {WORD}."
 _SHELLS = re.compile(r"bash|shell|exec|terminal|command", re.IGNORECASE)
 _READERS = re.compile(r"^(read|view|cat|open)", re.IGNORECASE)
@@ -93,7 +92,7 @@ def compacting(prompt: str, _: object) -> str:
     asked = prompt.rpartition("<|im_start|>user\n")[2].rpartition("</tool_response>")[2]
     read = prompt.count("<tool_response>\n")
     before, summed_up, after = prompt.partition(SUMMARY)
-    if _SUMS_UP.search(asked) and not summed_up and LAST_LINE in before:
+    if _SUMS_UP.search(asked) and not summed_up and WORD in before:
         return f"<summary>\n{SUMMARY}\n</summary>"
     if after.count("<tool_response>\n") or read >= _MOST_READS:
         return f"The word is {WORD}."

@@ -112,7 +112,7 @@ def test_a_program_that_asks_somebody_else_is_told_of_its_variables(said: str) -
 
 
 def test_an_agent_that_never_calls_is_told_both_ways() -> None:
-    for words in ("llm.endpoint", "OPENAI_BASE_URL", "awaited"):
+    for words in ("llm.endpoint", "OPENAI_BASE_URL", "waits for it"):
         assert words in str(unheard([], {}))
 
 

@@ -92,6 +92,8 @@ def test_a_method_that_belongs_to_no_object() -> None:
         ("models={'judge': 'gpt-4o'}", "'judge': 'gpt-4o', which is no Provider"),
         ("initial_resources=[1]", "give resources by name"),
         ("reward_fn=max", "The reward comes from the agent"),
+        ("algorithm='GRPO'", "algorithm is 'GRPO', which is no Algorithm. Give an object: agl.GRPO("),
+        ("algorithm=agl.GRPO", "algorithm is the class GRPO. Give an object: agl.GRPO("),
     ],
 )
 def test_the_trainer(settings: str, words: str) -> None:
@@ -147,6 +149,8 @@ FILES = {
     "tasks.jsonl.gz": "",
     "tasks.yaml": "- 1\n",
     "python.jsonl": "{'a': 1}\n",
+    "tabs.tsv": "question\tanswer\n1 + 1\t2\n",
+    "lines.txt": "What is 1 + 1?\n",
     "broken.parquet": "no table",
 }
 
@@ -159,6 +163,8 @@ FILES = {
         ("book.xlsx", "Save the sheet as CSV"),
         ("tasks.jsonl.gz", "Unpack it first"),
         ("tasks.yaml", "Write them as JSON lines"),
+        ("tabs.tsv", "Save it with commas, as CSV"),
+        ("lines.txt", "Write a JSON value per line"),
         ("python.jsonl", "JSON has double quotes: write each task with json.dumps(task)"),
         ("broken.parquet", "cannot be read as Parquet"),
         ("openai/gsm8k", "datasets.load_dataset('openai/gsm8k', split='train')"),
@@ -172,6 +178,12 @@ def test_the_file_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task
         Path(name).write_text(text)
     Path("wide.jsonl").write_text('{"a": 1}\n', encoding="utf-16")
     assert words in said_of("agl.Trainer().fit(agent, tasks)", agent=agent, tasks=tasks)
+
+
+@pytest.mark.parametrize("share", [0.2, 20])
+def test_a_share_of_the_tasks(share: float) -> None:
+    words = said_of("agl.Trainer(algorithm=agl.GRPO(model='calc')).fit(agent, [1, 2], share)", agent=agent, share=share)
+    assert "Split the list yourself: fit(agent, tasks[20:], val_dataset=tasks[:20])" in words
 
 
 def test_a_task_with_a_hole(tmp_path: Path) -> None:
@@ -193,6 +205,38 @@ def test_a_folder_that_cannot_be(tmp_path: Path, run_dir: str) -> None:
 def test_an_array_as_a_reward(reward: Any) -> None:
     with pytest.raises(RewardError, match=r"must be a number, not ndarray: .* take \.item\(\) or \.mean\(\)"):
         checked_reward(reward)
+
+
+@pytest.mark.parametrize("reward", ["the answer is 4", None, {"reward": "high"}, ["a", "b"], b"1"])
+def test_what_is_no_reward(reward: Any) -> None:
+    with pytest.raises(RewardError, match=r"must be a number, not .*Return what the answer is worth"):
+        checked_reward(reward)
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ({"prompt": 1, "answer": 2}, "it has prompt, answer."),
+        ({}, "it has none."),
+        ({"question": 1}, None),  # it is another dict that lacks it
+        ("text", None),
+    ],
+)
+def test_a_field_that_the_task_has_not(task: Any, words: str | None) -> None:
+    said = describe(KeyError("question"), task)
+    assert (words or "The task has") in said if words else "The task has" not in said
+
+
+def test_an_agent_that_exits(tmp_path: Path) -> None:
+    async def exits(task: Any) -> float:
+        sys.exit(1)
+
+    algorithm = agl.Baseline()
+    agl.Trainer(algorithm=algorithm, run_dir=tmp_path, console=SilentConsole()).fit(exits, [1])
+    (episode,) = algorithm.episodes
+    assert "Return a reward, or raise an error, in place of exiting" in (
+        (episode.attempt and episode.attempt.error) or ""
+    )
 
 
 def like(name: str, *above: str, module: str = "client") -> BaseException:
@@ -312,6 +356,9 @@ async def test_what_async_agents_raise() -> None:
         await waits_for_no_coroutine()
     assert "take AsyncOpenAI" in (hint_for(caught.value) or "")
     inner = asks()
+    with pytest.raises(RuntimeError) as caught:
+        asyncio.get_running_loop().run_until_complete(inner)
+    assert "await the coroutine" in (hint_for(caught.value) or "")
     with pytest.raises(RuntimeError) as caught:
         __import__("asyncio").run(inner)
     inner.close()

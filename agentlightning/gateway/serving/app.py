@@ -132,8 +132,10 @@ class GatewayApp:
         if rest in _GREETINGS and scope["method"] in ("GET", "HEAD"):
             await send_json(send, 200, {})
             return
-        known = ", ".join(f"/v1{path}" for path in (*self._paths.known, "/models"))
-        refusal = Refusal(f"{NO_SUCH_PATH}{redacted(rest)} here. Served are {known}.", status=404, code="not_found")
+        known = [path for path in self._paths.known if "{" not in path]  # Gemini's have the model's name in them
+        served = ", ".join(f"/v1{path}" for path in (*known, "/models"))
+        message = f"{NO_SUCH_PATH}{redacted(rest)} here. Served are {served}, and Gemini's paths (docs/gateway.md)."
+        refusal = Refusal(message, status=404, code="not_found")
         asks = match is not None and scope["method"] == "POST"
         if match is None or not asks or not await self._recorded(match, dict(scope["headers"]), refusal):
             self._turn_away(refusal)
