@@ -11,6 +11,7 @@ from typing import Any
 
 from agentlightning.algorithm.checkpoint import CHECKPOINT_FILE, list_checkpoints
 from agentlightning.finetuning.graders.agent import TOTAL
+from agentlightning.finetuning.graders.measures import of_api
 from agentlightning.finetuning.records import Event
 from agentlightning.metrics.jsonl import METRICS_FILE, read_metrics
 
@@ -79,6 +80,7 @@ def _row(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
         ]
         found["scores"] = {ours: found[theirs] for ours, theirs in pairs if theirs in found}
         found["scores"] |= {"graders": graders} if graders else {}
+    found |= of_api(row)
     seen = {"trained_tokens", "learning_rate", "seconds_left", "time"}
     return found | {name: row[name] for name in seen if row.get(name) is not None}
 

@@ -29,6 +29,7 @@ from agentlightning.errors import AgentLightningError
 from agentlightning.files import atomic_write, open_private
 from agentlightning.finetuning.graders import HttpModels
 from agentlightning.finetuning.graders.agent import GradedCompletion
+from agentlightning.finetuning.graders.measures import GraderMeasures
 from agentlightning.finetuning.lines import LineError, Lines
 from agentlightning.finetuning.recipe import BaseModel, algorithm
 from agentlightning.finetuning.requests import Integration, Method
@@ -152,7 +153,9 @@ def _agent(job: Job, models: HttpModels) -> LitAgent[Any]:
 
 
 def _with_validation(settings: TrainingSettings, kind: str, val: Lines | None) -> TrainingSettings:
-    if val is None or kind == "reinforcement":
+    if kind == "reinforcement":
+        return replace(settings, parts=(GraderMeasures(),))
+    if val is None:
         return settings
     episodes_of = pair_episodes if kind == "dpo" else chat_episodes
     return replace(settings, parts=(ValidationLoss(examples=val, episodes_of=episodes_of),))

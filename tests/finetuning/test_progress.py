@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+from agentlightning.finetuning.graders.measures import measures_of
 from agentlightning.finetuning.progress import metrics_of
 
 
@@ -14,4 +16,23 @@ def test_the_rewards_of_graders_are_in_the_scores(tmp_path: Path) -> None:
     first, second = metrics_of(tmp_path, "reinforcement")
     graders = [{"name": "exact", "train_reward_mean": 0.25}, {"name": "steps", "train_reward_mean": 1.0}]
     assert first["scores"] == {"train_reward_mean": 0.5, "valid_reward_mean": 0.7, "graders": graders}
+    assert "errors" not in first
     assert second["scores"] == {"train_reward_mean": 0.5}
+
+
+def test_what_graders_did_is_under_the_names_of_the_api(tmp_path: Path) -> None:
+    def grade(flags: list[str], seconds: float) -> dict[str, Any]:
+        exact = {"name": "exact", "type": "string_check", "reward": 1.0, "flags": [], "seconds": 0.25}
+        code = {"name": "code", "type": "python", "reward": None, "flags": flags, "seconds": seconds}
+        usage = {"judge": {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}}
+        return {"graders": [exact, code], "model_grader_token_usage_per_model": usage}
+
+    measured = measures_of([grade([], 1.0), grade(["python_grader_runtime_error"], 2.0)])
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "rollouts": 2, "failed": 1, **measured}) + "\n")
+    (row,) = metrics_of(tmp_path, "reinforcement")
+    failed = {"train_python_grader_runtime_error_mean": 0.5, "train_python_grader_runtime_error_count": 1}
+    assert row["errors"] == {"graders": [{"name": "code", **failed}]}
+    times = [("exact", 0.25), ("code", 1.5)]
+    assert row["timing"]["graders"] == [{"name": n, "train_execution_latency_mean": s} for n, s in times]
+    tokens = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
+    assert row["model_graders_token_usage"] == {"judge": tokens}

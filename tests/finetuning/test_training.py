@@ -69,6 +69,7 @@ async def test_a_reinforcement_job_with_a_python_grader(serve: Serve) -> None:
         assert [s["step"] for s in steps] == [0, 1, 2]
         assert all("full_valid_mean_reward" in s for s in steps)
         assert 0 <= steps[1]["train_mean_reward"] == steps[1]["scores"]["train_reward_mean"] <= 1
+        assert [g["name"] for g in steps[1]["timing"]["graders"]] == ["call"]
         table = (await client.files.content(done.result_files[0])).text.splitlines()
         assert table[0].startswith("step,train_mean_reward,full_valid_mean_reward,completion_tokens_mean")
         wrong = {**grader, "source": "def grade(sample, item):\n    return item['nothing']"}

@@ -19,7 +19,8 @@ from agentlightning.litagent import LitAgent
 from agentlightning.types import LLM, AttemptedRollout, NamedResources
 
 GRADE = "agentlightning.grade"
-"""The attribute of an attempt's annotation with its grade, the JSON of `Grade.as_response`."""
+"""The attribute of an attempt's annotation with its grade: the JSON of `Grade.as_response`, and `graders`, for each its
+name, type, reward, flags and seconds."""
 TOTAL = "reward"
 """The name of the reward that trains, where a `multi` gives the rewards of its graders as well."""
 _SECONDS = 3600.0
@@ -85,7 +86,7 @@ class GradedCompletion(LitAgent[Any]):
             found = await grade(self.grader, task, Sample.of_completion(completion), self._models or endpoint)
         finally:
             await endpoint.close()
-        emit_annotation({GRADE: json.dumps(found.as_response())})
+        emit_annotation({GRADE: json.dumps({**found.as_response(), "graders": _noted(found)})})
         if found.reward is None:
             raise JudgeError(f"The grader {found.name!r} failed. {found.why}")
         emit_reward(*_named(found))
@@ -99,6 +100,14 @@ class GradedCompletion(LitAgent[Any]):
             return await endpoint.chat_exactly(llm.model, task["messages"], given)
         except JudgeError as error:  # here it is the policy, and no judge
             raise AgentError(str(error)) from error
+
+
+def _noted(found: Grade) -> list[dict[str, Any]]:
+    graders = found.parts or {found.name: found}
+    return [
+        {"name": name, "type": g.type, "reward": g.reward, "flags": g.errors.flags, "seconds": g.seconds}
+        for name, g in graders.items()
+    ]
 
 
 def _named(found: Grade) -> tuple[dict[str, float], str]:
