@@ -19,9 +19,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from agentlightning.algorithm.credit import credit
+from agentlightning.algorithm.credit.assignment import credit
+from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.episode import Earned, Episode
-from agentlightning.algorithm.units import CreditRule
 from agentlightning.types import Attempt, Call, CallInfo, Outcome, Rollout
 
 HIGH, EVEN = np.array([0.0, 0.0, 1.0, 1.0]), np.array([0.0, 1.0, 0.0, 1.0])

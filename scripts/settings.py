@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import agentlightning as agl
-from agentlightning.algorithm.advantage import ADVANTAGES
-from agentlightning.algorithm.modes import CREDIT_MODES
+from agentlightning.algorithm.credit.advantage import ADVANTAGES
+from agentlightning.algorithm.credit.modes import CREDIT_MODES
 from agentlightning.algorithm.parts.curriculum import CURRICULA
 from agentlightning.algorithm.parts.league import DRAWS
 from agentlightning.algorithm.records import FLAT, records_of, settings_of

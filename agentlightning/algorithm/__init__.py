@@ -1,9 +1,9 @@
 """Algorithms decide what to run and what to learn from it."""
 
-from agentlightning.algorithm.advantage import Estimator, estimator
 from agentlightning.algorithm.apo import APO
 from agentlightning.algorithm.base import Algorithm, PolicySpec, TrainingContext, algo
 from agentlightning.algorithm.baseline import Baseline
+from agentlightning.algorithm.credit.advantage import Estimator, estimator
 from agentlightning.algorithm.episode import collect
 from agentlightning.algorithm.family import (
     CISPO,
@@ -34,7 +34,7 @@ from agentlightning.algorithm.parts.reference import Reference
 from agentlightning.algorithm.parts.replay import Replay
 from agentlightning.algorithm.parts.teacher import Teacher
 from agentlightning.algorithm.prompts import Prices
-from agentlightning.algorithm.schedule import Mixture
+from agentlightning.algorithm.sampling.schedule import Mixture
 from agentlightning.algorithm.settings import Adam
 from agentlightning.algorithm.stall import StallRule
 from agentlightning.algorithm.supervised import DPO, SFT

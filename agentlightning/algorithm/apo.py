@@ -28,7 +28,7 @@ from agentlightning.algorithm.prompts.instructions import (
 from agentlightning.algorithm.prompts.run import PromptRun, ends_in_words, shuffled
 from agentlightning.algorithm.prompts.settings import PromptSettings
 from agentlightning.algorithm.prompts.words import conclude
-from agentlightning.algorithm.sampling import Stopped
+from agentlightning.algorithm.sampling.rollouts import Stopped
 from agentlightning.errors import ConfigError
 from agentlightning.types import Dataset, Demonstrations
 

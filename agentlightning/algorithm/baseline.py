@@ -11,7 +11,7 @@ from typing import Any
 
 from agentlightning.algorithm.base import OF_THE_TRAINER, Algorithm, PolicySpec
 from agentlightning.algorithm.episode import Episode, collect, mean_reward
-from agentlightning.algorithm.sampling import Stopped, enqueue, finished_groups
+from agentlightning.algorithm.sampling.rollouts import Stopped, enqueue, finished_groups
 from agentlightning.algorithm.verdicts import unheard
 from agentlightning.arguments import GivenByName
 from agentlightning.backend import BackendFactory, ModelSpec

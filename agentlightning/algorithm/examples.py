@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentlightning.algorithm.episode import Episode, Sampled, made_call
-from agentlightning.algorithm.schedule import TaskSchedule
+from agentlightning.algorithm.sampling.schedule import TaskSchedule
+from agentlightning.algorithm.sampling.source import Source
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.algorithm.source import Source
 from agentlightning.errors import AgentLightningError, ConfigError, missing_extra
 from agentlightning.models import resolve_model
 from agentlightning.types import Attempt, Dataset, Outcome, Rollout

@@ -20,13 +20,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agentlightning.algorithm.credit.units import Normalization
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.parts.critic import Critic
 from agentlightning.algorithm.parts.reference import Reference
 from agentlightning.algorithm.parts.teacher import Teacher
 from agentlightning.algorithm.records import Nested, changed
 from agentlightning.algorithm.settings import Advantage, Loss
-from agentlightning.algorithm.units import Normalization
 from agentlightning.errors import ConfigError
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentlightning.algorithm.run import TrainingRun
-from agentlightning.algorithm.schedule import TaskSchedule
+from agentlightning.algorithm.sampling.schedule import TaskSchedule
+from agentlightning.algorithm.sampling.source import FinishedRollouts, RolloutSource, Source
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.algorithm.source import FinishedRollouts, RolloutSource, Source
 from agentlightning.algorithm.validation import validate
 from agentlightning.errors import ConfigError
 from agentlightning.types import Dataset

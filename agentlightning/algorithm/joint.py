@@ -25,8 +25,8 @@ from agentlightning.algorithm.prompts.run import PromptRun
 from agentlightning.algorithm.prompts.settings import PromptSettings
 from agentlightning.algorithm.prompts.words import write_best
 from agentlightning.algorithm.run import TrainingRun
-from agentlightning.algorithm.schedule import TaskSchedule
-from agentlightning.algorithm.source import FinishedRollouts, RolloutSource
+from agentlightning.algorithm.sampling.schedule import TaskSchedule
+from agentlightning.algorithm.sampling.source import FinishedRollouts, RolloutSource
 from agentlightning.arguments import GivenByName
 from agentlightning.errors import ConfigError
 from agentlightning.types import Dataset, PromptTemplate

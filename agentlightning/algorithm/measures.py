@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
-from agentlightning.algorithm.credit import groups_to_learn_from
+from agentlightning.algorithm.credit.assignment import groups_to_learn_from
+from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.episode import Episode, Sampled, mean_reward, reward_parts
-from agentlightning.algorithm.units import CreditRule
 from agentlightning.backend import Backend
 from agentlightning.metrics.intervals import Bounds, bounds_of, expected_best, mean_interval
 from agentlightning.types import Outcome

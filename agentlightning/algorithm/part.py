@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from agentlightning.algorithm.base import TrainingContext
+from agentlightning.algorithm.credit.units import CreditRule, make_units
 from agentlightning.algorithm.episode import Episode
-from agentlightning.algorithm.units import CreditRule, make_units
 from agentlightning.backend import Backend
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import Learner, LossConfig, PackedBatch, PassResult, StepResult

@@ -18,10 +18,10 @@ from agentlightning.algorithm.episode import Sampled
 from agentlightning.algorithm.hooks import PartsOfRun
 from agentlightning.algorithm.measures import Progress, columns_of, of_step, time_split
 from agentlightning.algorithm.part import RunScope
-from agentlightning.algorithm.sampling import Stopped, run_validation
-from agentlightning.algorithm.schedule import TaskSchedule
+from agentlightning.algorithm.sampling.rollouts import Stopped, run_validation
+from agentlightning.algorithm.sampling.schedule import TaskSchedule
+from agentlightning.algorithm.sampling.source import AsynchronousSampling, FinishedRollouts, Source, finished_before
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.algorithm.source import AsynchronousSampling, FinishedRollouts, Source, finished_before
 from agentlightning.algorithm.update import PolicyUpdaters, Publisher, Updater
 from agentlightning.backend import POLICY, Backend
 from agentlightning.errors import AgentError, ConfigError

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Gt, Le
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from agentlightning.algorithm.advantage import Compute, Estimator, as_estimator
 from agentlightning.algorithm.base import OF_TRAINING, Algorithm, PolicySpec
-from agentlightning.algorithm.modes import CREDIT_MODES, CreditMode
+from agentlightning.algorithm.credit.advantage import Compute, Estimator, as_estimator
+from agentlightning.algorithm.credit.modes import CREDIT_MODES, CreditMode
+from agentlightning.algorithm.credit.units import OUTCOME_USE, CreditRule, Normalization, Use
 from agentlightning.algorithm.part import Part
 from agentlightning.algorithm.parts.constraint import Constraint, as_constraints
 from agentlightning.algorithm.parts.correction import Correction, CorrectionKind
@@ -34,7 +35,6 @@ from agentlightning.algorithm.parts.scales import RewardScale
 from agentlightning.algorithm.parts.teacher import Teacher
 from agentlightning.algorithm.records import FLAT, FlatNames, Nested, Record, gathered, names_of, take_defaults
 from agentlightning.algorithm.stall import StallRule
-from agentlightning.algorithm.units import OUTCOME_USE, CreditRule, Normalization, Use
 from agentlightning.arguments import GivenByName, Needs, one_of
 from agentlightning.backend import BackendFactory, ModelSettings, ModelSpec, check_backend
 from agentlightning.errors import ConfigError

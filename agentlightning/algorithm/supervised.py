@@ -17,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 from pydantic import PositiveFloat
 
+from agentlightning.algorithm.credit.units import Normalization
 from agentlightning.algorithm.episode import Episode, Sampled, collect
 from agentlightning.algorithm.examples import (
     ExampleSource,
@@ -28,10 +29,9 @@ from agentlightning.algorithm.examples import (
     refuse_sampling,
 )
 from agentlightning.algorithm.grpo import GRPO
-from agentlightning.algorithm.schedule import TaskSchedule
+from agentlightning.algorithm.sampling.schedule import TaskSchedule
+from agentlightning.algorithm.sampling.source import FinishedRollouts, Source
 from agentlightning.algorithm.settings import Advantage, Loss
-from agentlightning.algorithm.source import FinishedRollouts, Source
-from agentlightning.algorithm.units import Normalization
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import LossConfig
 from agentlightning.models import resolve_model

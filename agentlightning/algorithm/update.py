@@ -16,12 +16,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentlightning.algorithm.credit import credit, refuse_rewards_below_zero, seen_by
+from agentlightning.algorithm.credit.assignment import credit, refuse_rewards_below_zero, seen_by
+from agentlightning.algorithm.credit.ratios import ratio_range
 from agentlightning.algorithm.episode import Episode, mean_reward
 from agentlightning.algorithm.hooks import PartsOfPolicy
 from agentlightning.algorithm.part import Minibatch, PolicyScope, Update, Updated
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.algorithm.weights import ratio_range
 from agentlightning.backend import Backend
 from agentlightning.errors import EngineError
 from agentlightning.learner.base import Learner, LossConfig, OptimParams, PassResult, joined

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any, Literal, get_args, get_origin
 
-from agentlightning.algorithm.advantage import ADVANTAGES
+from agentlightning.algorithm.credit.advantage import ADVANTAGES
+from agentlightning.algorithm.credit.units import Use
 from agentlightning.algorithm.hooks import PARTS, check_parts
 from agentlightning.algorithm.records import (
     as_written,
@@ -23,7 +24,6 @@ from agentlightning.algorithm.records import (
     written,
 )
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.algorithm.units import Use
 from agentlightning.arguments import one_of
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import DTYPES

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from agentlightning.algorithm.credit import refuse_rewards_below_zero, seen_by
+from agentlightning.algorithm.credit.assignment import refuse_rewards_below_zero, seen_by
+from agentlightning.algorithm.credit.ratios import correction_measures, mean_kl, ratio_range
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.part import Minibatch
@@ -20,7 +21,6 @@ from agentlightning.algorithm.parts.correction import Correction
 from agentlightning.algorithm.records import replaced, settings_of, value_of
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.update import Updater
-from agentlightning.algorithm.weights import correction_measures, mean_kl, ratio_range
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import Learner, PackedBatch
 from agentlightning.metrics import Reporter
@@ -72,7 +72,7 @@ class Compared:
     """The cosine to the gradient that was taken; None if one of the two is zero."""
     grad_norm: float
     effective_sample_size: float
-    """Of the importance weights, as a share of the tokens: (Σw)² / (n Σw²); see `weights.correction_measures`."""
+    """Of the importance weights, as a share of the tokens: (Σw)² / (n Σw²); see `ratios.correction_measures`."""
     clip_fraction: float
     ratio_min: float
     ratio_max: float

@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from agentlightning.adapter.conversations import conversations
-from agentlightning.algorithm.advantage import ADVANTAGES
+from agentlightning.algorithm.credit.advantage import ADVANTAGES
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.cli.opened import OpenedRun, opened_run
 from agentlightning.cli.transcript import log, transcript

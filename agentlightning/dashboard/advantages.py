@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from agentlightning.algorithm.credit import credit
+from agentlightning.algorithm.credit.assignment import credit
+from agentlightning.algorithm.credit.modes import CREDIT_MODES
+from agentlightning.algorithm.credit.units import OUTCOME_USE, CreditRule
 from agentlightning.algorithm.episode import collect
-from agentlightning.algorithm.modes import CREDIT_MODES
-from agentlightning.algorithm.units import OUTCOME_USE, CreditRule
 from agentlightning.errors import AgentLightningError
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import Outcome, Rollout, Run

@@ -13,10 +13,10 @@ from functools import cached_property
 from typing import Any
 
 from agentlightning.adapter.conversations import Conversation, conversations
-from agentlightning.algorithm.advantage import ADVANTAGES
+from agentlightning.algorithm.credit.advantage import ADVANTAGES
+from agentlightning.algorithm.credit.units import OUTCOME_USE
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.parts.constraint import recorded_constraints
-from agentlightning.algorithm.units import OUTCOME_USE
 from agentlightning.store.base import LightningStore
 from agentlightning.types import FINISHED_ROLLOUT, Outcome, Rollout, RolloutMode, Run, Span
 from agentlightning.types.reward import weights_in

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agentlightning as agl
-from agentlightning.algorithm.advantage import ADVANTAGES, Estimator, drgrpo, gae, grpo, pass_at, return_to_go
+from agentlightning.algorithm.credit.advantage import ADVANTAGES, Estimator, drgrpo, gae, grpo, pass_at, return_to_go
+from agentlightning.algorithm.credit.ratios import correction_weights, entry_weights, overlong_penalty
 from agentlightning.algorithm.update import Updater
-from agentlightning.algorithm.weights import correction_weights, entry_weights, overlong_penalty
 from agentlightning.algorithm.whatif import telling_variants
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import Reporter

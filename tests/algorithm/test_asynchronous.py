@@ -14,7 +14,7 @@ import torch
 
 from agentlightning.algorithm import GRPO
 from agentlightning.algorithm.episode import Earned, Episode, Sampled
-from agentlightning.algorithm.source import AsynchronousSampling
+from agentlightning.algorithm.sampling.source import AsynchronousSampling
 from agentlightning.algorithm.update import Updater
 from agentlightning.errors import EngineError
 from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch, PassResult, StepResult, joined

@@ -11,10 +11,10 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.checkpoint import list_checkpoints, read_checkpoint
-from agentlightning.algorithm.credit import credit
+from agentlightning.algorithm.credit.assignment import credit
+from agentlightning.algorithm.credit.units import CreditRule, make_units
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.parts.moving_baseline import MovingBaselines
-from agentlightning.algorithm.units import CreditRule, make_units
 from agentlightning.algorithm.update import Updater
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import Reporter

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 import agentlightning as agl
 from agentlightning.algorithm.checkpoint import list_checkpoints, read_checkpoint
-from agentlightning.algorithm.credit import groups_that_differ
+from agentlightning.algorithm.credit.assignment import groups_that_differ
 from agentlightning.algorithm.episode import Earned, Episode, Sampled
 from agentlightning.algorithm.parts.constraint import as_constraints, verdict
-from agentlightning.algorithm.schedule import TaskSchedule
-from agentlightning.algorithm.source import FinishedRollouts, RolloutSource, Source
+from agentlightning.algorithm.sampling.schedule import TaskSchedule
+from agentlightning.algorithm.sampling.source import FinishedRollouts, RolloutSource, Source
 from agentlightning.algorithm.update import Updater
 from agentlightning.cli.configuration import make_algorithm
 from agentlightning.doctor.evidence import Evidence

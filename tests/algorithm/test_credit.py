@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agentlightning as agl
-from agentlightning.algorithm.advantage import ADVANTAGES, estimator
-from agentlightning.algorithm.credit import credit, groups_that_differ
+from agentlightning.algorithm.credit.advantage import ADVANTAGES, estimator
+from agentlightning.algorithm.credit.assignment import credit, groups_that_differ
+from agentlightning.algorithm.credit.modes import CREDIT_MODES
+from agentlightning.algorithm.credit.units import OUTCOME_USE, CreditRule
 from agentlightning.algorithm.episode import Earned, Episode, make_episode
-from agentlightning.algorithm.modes import CREDIT_MODES
-from agentlightning.algorithm.units import OUTCOME_USE, CreditRule
 from agentlightning.errors import ConfigError
 from agentlightning.types import Attempt, Call, CallInfo, Outcome, Rollout, Span
 from agentlightning.types.names import REWARD, REWARD_AGENT, REWARD_RESPONSE

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agentlightning as agl
+from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.episode import Sampled
 from agentlightning.algorithm.measures import of_rollouts
 from agentlightning.algorithm.parts.curriculum import (
@@ -26,8 +27,7 @@ from agentlightning.algorithm.parts.curriculum import (
     pools,
     unsolved,
 )
-from agentlightning.algorithm.schedule import TaskSchedule
-from agentlightning.algorithm.units import CreditRule
+from agentlightning.algorithm.sampling.schedule import TaskSchedule
 from agentlightning.errors import ConfigError
 
 from .test_quorum import SIBLINGS, Slow, sampling

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.schedule import TaskSchedule
-from agentlightning.algorithm.source import WEIGHTS, FinishedRollouts, RolloutSource, find_finished
+from agentlightning.algorithm.sampling.schedule import TaskSchedule
+from agentlightning.algorithm.sampling.source import WEIGHTS, FinishedRollouts, RolloutSource, find_finished
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import AttemptStatus, EnqueueRolloutRequest, Outcome, RolloutMode, RolloutStatus, Span
 from agentlightning.types.names import ANNOTATION, JUDGED

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agentlightning as agl
-from agentlightning.algorithm.credit import credit, groups_that_differ, groups_to_learn_from
+from agentlightning.algorithm.credit.assignment import credit, groups_that_differ, groups_to_learn_from
+from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.episode import Earned, Episode, Sampled
 from agentlightning.algorithm.measures import of_rollouts
 from agentlightning.algorithm.parts.replay import ReplayBuffer
-from agentlightning.algorithm.units import CreditRule
 from agentlightning.doctor.evidence import Evidence
 from agentlightning.errors import ConfigError
 from agentlightning.types import Outcome

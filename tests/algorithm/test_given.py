@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.credit import credit
+from agentlightning.algorithm.credit.assignment import credit
+from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.episode import Episode, make_episode
-from agentlightning.algorithm.units import CreditRule
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import DummyTracer

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.credit import credit, groups_that_differ
+from agentlightning.algorithm.credit.assignment import credit, groups_that_differ
+from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.episode import Earned, Episode
-from agentlightning.algorithm.units import CreditRule
 from tests.algorithm.test_credit import episode
 
 BY_CALL = CreditRule(by_call=True, advantage="drgrpo", keep_flat=True)

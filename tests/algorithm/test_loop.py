@@ -19,8 +19,8 @@ from agentlightning.algorithm.checkpoint import list_checkpoints, read_checkpoin
 from agentlightning.algorithm.episode import Sampled
 from agentlightning.algorithm.parts.curriculum import TaskDraw
 from agentlightning.algorithm.run import TrainingRun
-from agentlightning.algorithm.schedule import TaskSchedule
-from agentlightning.algorithm.source import FinishedRollouts, RolloutSource, Source
+from agentlightning.algorithm.sampling.schedule import TaskSchedule
+from agentlightning.algorithm.sampling.source import FinishedRollouts, RolloutSource, Source
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import JsonlSink, Reporter, SilentConsole, read_metrics
 from agentlightning.store import InMemoryLightningStore

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agentlightning as agl
+from agentlightning.algorithm.credit.ratios import correction_measures, mean_kl, ratio_range
+from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.episode import Earned, Sampled, make_episode
 from agentlightning.algorithm.measures import of_rollouts, of_validation
-from agentlightning.algorithm.units import CreditRule
-from agentlightning.algorithm.weights import correction_measures, mean_kl, ratio_range
 from agentlightning.cli.evaluate import EvalOptions
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import read_metrics

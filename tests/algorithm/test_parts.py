@@ -24,11 +24,11 @@ from agentlightning.algorithm.checkpoint import (
     save_checkpoint,
     set_aside_later,
 )
-from agentlightning.algorithm.credit import credit, groups_that_differ
+from agentlightning.algorithm.credit.assignment import credit, groups_that_differ
+from agentlightning.algorithm.credit.units import OUTCOME_USE, CreditRule
 from agentlightning.algorithm.episode import Earned, Episode, make_episode
 from agentlightning.algorithm.parts.preflight import FLAT_STEPS, Preflight
-from agentlightning.algorithm.schedule import TaskSchedule
-from agentlightning.algorithm.units import OUTCOME_USE, CreditRule
+from agentlightning.algorithm.sampling.schedule import TaskSchedule
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.metrics import JsonlSink, Reporter, SilentConsole, read_metrics
 from agentlightning.models import resolve_model

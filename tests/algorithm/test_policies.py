@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.credit import credit, seen_by
+from agentlightning.algorithm.credit.assignment import credit, seen_by
+from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.episode import Earned, Episode
 from agentlightning.algorithm.parts.preflight import FLAT_STEPS, Preflight
-from agentlightning.algorithm.units import CreditRule
 from agentlightning.algorithm.update import PolicyUpdaters, Updater
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import JsonlSink, Reporter, SilentConsole

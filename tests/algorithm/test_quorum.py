@@ -17,9 +17,9 @@ import agentlightning as agl
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.episode import Sampled
 from agentlightning.algorithm.measures import of_rollouts
-from agentlightning.algorithm.sampling import Stopped, run_validation
-from agentlightning.algorithm.schedule import TaskSchedule
-from agentlightning.algorithm.source import RolloutSource
+from agentlightning.algorithm.sampling.rollouts import Stopped, run_validation
+from agentlightning.algorithm.sampling.schedule import TaskSchedule
+from agentlightning.algorithm.sampling.source import RolloutSource
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import JsonlSink, Reporter, SilentConsole
 from agentlightning.runner import LitAgentRunner

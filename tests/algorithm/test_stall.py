@@ -16,7 +16,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.base import TrainingContext, no_open_calls
-from agentlightning.algorithm.sampling import enqueue, finished_groups
+from agentlightning.algorithm.sampling.rollouts import enqueue, finished_groups
 from agentlightning.algorithm.stall import StallRule, phase_of
 from agentlightning.errors import AgentError
 from agentlightning.gateway import Gateway

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.parts.preflight import Preflight
-from agentlightning.algorithm.units import CreditRule
 from agentlightning.algorithm.verdicts import WATCHED_STEPS, chance_of_no_rise, fall_of, noise_of, visible_rise
 from agentlightning.metrics import JsonlSink, Reporter, SilentConsole
 

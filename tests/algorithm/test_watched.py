@@ -14,8 +14,8 @@ import agentlightning as agl
 from agentlightning.algorithm.checkpoint import list_checkpoints, read_checkpoint
 from agentlightning.algorithm.episode import Earned, Episode, Sampled
 from agentlightning.algorithm.parts.watched import Watched, audit
-from agentlightning.algorithm.schedule import TaskSchedule
-from agentlightning.algorithm.source import FinishedRollouts, RolloutSource, Source
+from agentlightning.algorithm.sampling.schedule import TaskSchedule
+from agentlightning.algorithm.sampling.source import FinishedRollouts, RolloutSource, Source
 from agentlightning.doctor.evidence import Evidence
 from agentlightning.doctor.in_steps import step_findings
 from agentlightning.errors import ConfigError

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from agentlightning.algorithm.credit import seen_by
+from agentlightning.algorithm.credit.assignment import seen_by
+from agentlightning.algorithm.credit.units import CreditRule, Unit, make_units
 from agentlightning.algorithm.episode import Episode, collect, reward_parts
-from agentlightning.algorithm.units import CreditRule, Unit, make_units
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import AttemptStatus, CallRecord, Outcome, Run
 from agentlightning.types.names import REWARD, REWARD_AGENT, REWARD_RESPONSE

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.algorithm.units import CreditRule
+from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.dashboard.advantages import _rule
 from agentlightning.types.run import Run
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.parts.preflight import Preflight
-from agentlightning.algorithm.units import CreditRule
 from agentlightning.doctor import Evidence, Plan, examine, gather
 from agentlightning.doctor.preflight import objections
 from agentlightning.errors import AgentError

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.parts.preflight import LOOK_AGAIN, Preflight
-from agentlightning.algorithm.units import CreditRule
 from agentlightning.algorithm.verdicts import WATCHED_STEPS
 from agentlightning.doctor.evidence import Evidence
 from agentlightning.doctor.in_rollouts import rollout_findings

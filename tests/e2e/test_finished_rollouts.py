@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agentlightning.algorithm.source import WEIGHTS
+from agentlightning.algorithm.sampling.source import WEIGHTS
 from agentlightning.metrics import read_metrics
 from agentlightning.store import SqliteLightningStore
 from agentlightning.types import Call, Rollout, RolloutMode, RolloutStatus

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentlightning.algorithm.credit import _as_drawn
+from agentlightning.algorithm.credit.assignment import _as_drawn
 from agentlightning.engine.base import SamplingParams, concat
 from agentlightning.engine.events import Ended, Part, Request, Sampled
 from agentlightning.engine.torch_engine import TorchEngine

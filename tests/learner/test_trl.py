@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentlightning.algorithm.weights import entry_weights
+from agentlightning.algorithm.credit.ratios import entry_weights
 from agentlightning.learner.base import LossConfig
 from agentlightning.learner.loss import Entries, compute_loss
 

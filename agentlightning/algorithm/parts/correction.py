@@ -1,5 +1,5 @@
 """Learning from tokens of other weights: ratios start from the weights as they are now, and tokens are weighed by how
-likely these would sample them (`weights.correction_weights`)."""
+likely these would sample them (`ratios.correction_weights`)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from pydantic import NonNegativeFloat, PositiveFloat
 
+from agentlightning.algorithm.credit.ratios import correction_measures, correction_weights
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Minibatch, Part, PolicyHooks, PolicyScope, Update
 from agentlightning.algorithm.records import Record
-from agentlightning.algorithm.weights import correction_measures, correction_weights
 from agentlightning.arguments import Needs
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import PackedBatch

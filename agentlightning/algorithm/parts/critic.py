@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from annotated_types import Ge, Le
 from pydantic import NonNegativeInt
 
-from agentlightning.algorithm.credit import explained_variance
-from agentlightning.algorithm.modes import CREDIT_MODES
+from agentlightning.algorithm.credit.assignment import explained_variance
+from agentlightning.algorithm.credit.modes import CREDIT_MODES
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update, Updated
 from agentlightning.algorithm.records import Record
 from agentlightning.arguments import Needs, one_of

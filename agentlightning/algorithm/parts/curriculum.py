@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from agentlightning.algorithm.credit.units import OUTCOME_USE, Use
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
-from agentlightning.algorithm.schedule import first_of, source_of
-from agentlightning.algorithm.units import OUTCOME_USE, Use
+from agentlightning.algorithm.sampling.schedule import first_of, source_of
 from agentlightning.errors import ConfigError
 from agentlightning.types import Dataset, Outcome
 from agentlightning.types.arrays import Array, Float64Array, np

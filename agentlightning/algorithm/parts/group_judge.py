@@ -38,7 +38,7 @@ from agentlightning.algorithm.prompts.critic import (
     ask,
 )
 from agentlightning.algorithm.records import refuse_other_kinds, refuse_out_of_bounds
-from agentlightning.algorithm.sampling import Stopped
+from agentlightning.algorithm.sampling.rollouts import Stopped
 from agentlightning.arguments import refuse_unknown
 from agentlightning.errors import ConfigError, JudgeError
 from agentlightning.gateway.routing.spending import TokenPrice, Usage

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from agentlightning.algorithm.advantage import ADVANTAGES
+from agentlightning.algorithm.credit.advantage import ADVANTAGES
+from agentlightning.algorithm.credit.units import Unit, make_units
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update
 from agentlightning.algorithm.records import Record
-from agentlightning.algorithm.units import Unit, make_units
 from agentlightning.arguments import Needs, one_of
 from agentlightning.types.arrays import np
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import NonNegativeInt, PositiveInt
 
+from agentlightning.algorithm.credit.ratios import overlong_penalty
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update, refuse_below_zero
 from agentlightning.algorithm.records import Record
-from agentlightning.algorithm.weights import overlong_penalty
 from agentlightning.arguments import Needs
 from agentlightning.errors import ConfigError
 from agentlightning.types.arrays import np

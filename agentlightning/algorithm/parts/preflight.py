@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import NonNegativeInt
 
 from agentlightning.algorithm.base import Objections, no_objections
-from agentlightning.algorithm.credit import groups_to_learn_from
+from agentlightning.algorithm.credit.assignment import groups_to_learn_from
+from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.algorithm.records import Record, flattened
-from agentlightning.algorithm.units import CreditRule
 from agentlightning.algorithm.verdicts import calls_no_longer, fallen, not_risen, unheard
 from agentlightning.errors import AgentError, kind_of
 from agentlightning.metrics import Reporter

@@ -15,9 +15,9 @@ import msgspec
 from annotated_types import Gt, Le
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
+from agentlightning.algorithm.credit.ratios import mean_gap
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update, Updated, refuse_below_zero
 from agentlightning.algorithm.records import Record
-from agentlightning.algorithm.weights import mean_gap
 from agentlightning.arguments import Needs
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import LossConfig, MovesReference

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from agentlightning.algorithm.credit import groups_to_learn_from, looked_at
+from agentlightning.algorithm.credit.assignment import groups_to_learn_from, looked_at
+from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.algorithm.records import Record
-from agentlightning.algorithm.units import CreditRule
 from agentlightning.arguments import Needs
 from agentlightning.store.base import LightningStore
 from agentlightning.types.arrays import Float64Array, np

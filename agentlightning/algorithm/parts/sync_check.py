@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from agentlightning.algorithm.credit.ratios import mean_kl
 from agentlightning.algorithm.episode import Episode, made_call
 from agentlightning.algorithm.part import Minibatch, Part, PolicyHooks, PolicyScope, RunHooks, RunScope, Update, Updated
-from agentlightning.algorithm.weights import mean_kl
 from agentlightning.engine.base import Chunk, Engine, SamplingParams, concat
 from agentlightning.errors import EngineError
 from agentlightning.learner.base import Learner, PackedBatch, PassResult

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
+from agentlightning.algorithm.credit.ratios import mean_gap
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import ComparedPass, Part, PolicyHooks, PolicyScope, Update
 from agentlightning.algorithm.records import Record
-from agentlightning.algorithm.weights import mean_gap
 from agentlightning.arguments import Needs
 from agentlightning.errors import ConfigError, JudgeError
 from agentlightning.learner.packing import CreditedCall, pack

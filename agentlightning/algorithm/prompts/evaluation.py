@@ -16,7 +16,7 @@ from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.episode import make_episode
 from agentlightning.algorithm.prompts.budget import Ledger
 from agentlightning.algorithm.prompts.candidate import Candidate
-from agentlightning.algorithm.sampling import enqueue, finished_groups
+from agentlightning.algorithm.sampling.rollouts import enqueue, finished_groups
 from agentlightning.errors import ConfigError
 from agentlightning.types import (
     Dataset,

@@ -22,8 +22,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agentlightning.algorithm.advantage import by_position, gae, return_to_go, whiten
-from agentlightning.algorithm.units import CreditRule, Unit, numbers
+from agentlightning.algorithm.credit.advantage import by_position, gae, return_to_go, whiten
+from agentlightning.algorithm.credit.units import CreditRule, Unit, numbers
 from agentlightning.types.arrays import Array, Float32Array, np
 from agentlightning.types.call import Call
 

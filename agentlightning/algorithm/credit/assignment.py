@@ -21,11 +21,11 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from agentlightning.algorithm.advantage import STD_FLOOR, drgrpo, reinforce_pp, whiten
+from agentlightning.algorithm.credit.advantage import STD_FLOOR, drgrpo, reinforce_pp, whiten
+from agentlightning.algorithm.credit.modes import CREDIT_MODES, Assigned, Values, Worth
+from agentlightning.algorithm.credit.ratios import entry_weights, filter_weights
+from agentlightning.algorithm.credit.units import CreditRule, Unit, group_numbers, make_units, numbers
 from agentlightning.algorithm.episode import Episode
-from agentlightning.algorithm.modes import CREDIT_MODES, Assigned, Values, Worth
-from agentlightning.algorithm.units import CreditRule, Unit, group_numbers, make_units, numbers
-from agentlightning.algorithm.weights import entry_weights, filter_weights
 from agentlightning.errors import ConfigError
 from agentlightning.learner.packing import CreditedCall, is_kept
 from agentlightning.types import Call

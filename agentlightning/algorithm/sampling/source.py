@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.checkpoint import CheckpointInfo
-from agentlightning.algorithm.credit import groups_to_learn_from
+from agentlightning.algorithm.credit.assignment import groups_to_learn_from
 from agentlightning.algorithm.episode import Episode, Sampled, collect
-from agentlightning.algorithm.sampling import cancel, enqueue, finished_groups
-from agentlightning.algorithm.schedule import TaskSchedule
+from agentlightning.algorithm.sampling.rollouts import cancel, enqueue, finished_groups
+from agentlightning.algorithm.sampling.schedule import TaskSchedule
 from agentlightning.store.base import LightningStore
 from agentlightning.types import (
     Call,

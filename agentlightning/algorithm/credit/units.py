@@ -9,9 +9,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from agentlightning.algorithm.advantage import Compute, Estimator, as_estimator
+from agentlightning.algorithm.credit.advantage import Compute, Estimator, as_estimator
+from agentlightning.algorithm.credit.ratios import overlong_penalty
 from agentlightning.algorithm.episode import Earned, Episode
-from agentlightning.algorithm.weights import overlong_penalty
 from agentlightning.types import Outcome
 from agentlightning.types.arrays import Int32Array, np
 from agentlightning.types.call import Call

@@ -1,0 +1,1 @@
+"""How rewards become advantages and weights of tokens. Pure; numpy only."""
