@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import agentlightning as agl
+from agentlightning.algorithm.features import FeatureSettings
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.backend import ModelSettings
 from agentlightning.gateway.settings import CallSettings
@@ -28,7 +29,9 @@ def test_every_public_name_is_in_the_reference_once() -> None:
     assert (homes | {"agentlightning.emitter.operation.operation"}) - set(shown) == set()
 
 
-@pytest.mark.parametrize("settings", [TrainingSettings, ModelSettings, CallSettings], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "settings", [TrainingSettings, FeatureSettings, ModelSettings, CallSettings], ids=lambda kind: kind.__name__
+)
 def test_every_setting_says_what_it_is(settings: type) -> None:
     (made,) = ast.parse(inspect.getsource(settings)).body
     assert isinstance(made, ast.ClassDef)

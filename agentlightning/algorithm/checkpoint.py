@@ -14,17 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentlightning.algorithm.base import TrainingContext
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.backend import Backend
 from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_write, is_held, shared_lock
 from agentlightning.metrics.card import CARD_FILE, Kind, model_card
 from agentlightning.metrics.jsonl import METRICS_FILE, RUN_FILE, read_metrics
-
-if TYPE_CHECKING:
-    from agentlightning.algorithm.settings import TrainingSettings
 
 CHECKPOINT_FILE = "checkpoint.json"
 

@@ -10,24 +10,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentlightning.algorithm.features import FeatureSettings
 from agentlightning.algorithm.run import TrainingRun
 from agentlightning.algorithm.sampling.schedule import TaskSchedule
 from agentlightning.algorithm.sampling.source import FinishedRollouts, RolloutSource, Source
-from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.validation import validate
 from agentlightning.errors import ConfigError
 from agentlightning.types import Dataset
 
 
 @dataclass(frozen=True, kw_only=True)
-class GRPO(TrainingSettings):
+class GRPO(FeatureSettings):
     """Group Relative Policy Optimization: learns from how the rollouts of one task differ in what they earned.
 
         agl.Trainer(algorithm=agl.GRPO(model="calc")).fit(agent, tasks, val_dataset=held_out)
 
     `model` alone is enough. What is set most often: `steps`; `tasks_per_step` × `group_size`, the rollouts of a step;
     `learning_rate`, whose default suits the model's size; `max_context`, prompt plus response in tokens; `lora_rank` to
-    train an adapter instead of all weights. `TrainingSettings` has them all. A setting that does not exist, or
+    train an adapter instead of all weights. `FeatureSettings` has them all. A setting that does not exist, or
     that would have no effect, is a ConfigError.
     """
 

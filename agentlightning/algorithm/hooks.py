@@ -1,4 +1,4 @@
-"""The parts of training runs, in the order in which their hooks are called. A feature is a file and a line here."""
+"""The hooks of all parts as one: called one after the other, in the order of the parts."""
 
 from __future__ import annotations
 
@@ -19,86 +19,18 @@ from agentlightning.algorithm.part import (
     Update,
     Updated,
 )
-from agentlightning.algorithm.parts.checkpoint_copy import Copies
-from agentlightning.algorithm.parts.constraint import Constraints
-from agentlightning.algorithm.parts.correction import Correction
-from agentlightning.algorithm.parts.critic import Critic
-from agentlightning.algorithm.parts.curriculum import DrawnTasks
-from agentlightning.algorithm.parts.gdpo import Decoupled
-from agentlightning.algorithm.parts.gradient_noise import GradientNoise
-from agentlightning.algorithm.parts.group_judge import GroupJudge
-from agentlightning.algorithm.parts.league import League
-from agentlightning.algorithm.parts.moving_baseline import MovingBaseline
-from agentlightning.algorithm.parts.overlong import Overlong
-from agentlightning.algorithm.parts.packing_check import PackingComparison
-from agentlightning.algorithm.parts.preflight import Checks
-from agentlightning.algorithm.parts.reference import Reference
-from agentlightning.algorithm.parts.replay import Replay
-from agentlightning.algorithm.parts.routing import ReplayedRouting
-from agentlightning.algorithm.parts.scales import Scales
-from agentlightning.algorithm.parts.sync_check import Agreement
-from agentlightning.algorithm.parts.teacher import Teacher
-from agentlightning.algorithm.parts.watched import Watched
-from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import LossConfig, PassResult
 from agentlightning.learner.packing import CreditedCall
 
 T = TypeVar("T")
 
-PARTS: tuple[type[Part], ...] = (
-    # whom rollouts play, which tasks they have
-    DrawnTasks,
-    League,
-    Checks,
-    Replay,
-    GroupJudge,
-    Watched,
-    Decoupled,
-    # before credit: rewards, then what they are compared with
-    Scales,
-    Constraints,
-    Critic,
-    Reference,
-    Teacher,
-    MovingBaseline,
-    # after credit
-    Overlong,
-    PackingComparison,
-    GradientNoise,
-    # passes
-    Correction,
-    ReplayedRouting,
-    # after the passes, and after publication
-    Agreement,
-    Copies,
-)
-
-
-def check_parts(parts: Sequence[Part]) -> None:
-    """Raises ConfigError for a user's part that is none, or has the name of another one."""
-    names = {kind.name for kind in PARTS}
-    for part in parts:
-        if not isinstance(part, Part):
-            raise ConfigError(
-                f"parts has {part!r}; it takes objects of classes that inherit from agl.Part, which only a script can "
-                "give."
-            )
-        if part.name in names:
-            raise ConfigError(f"parts has a second one called {part.name!r}; give its class another `name`.")
-        names.add(part.name)
-
-
-def parts_of(settings: TrainingSettings) -> list[Part]:
-    """Those that the settings ask for, and the user's own."""
-    return [*(part for kind in PARTS if (part := kind.of(settings)) is not None), *settings.parts]
-
 
 class PartsOfRun(RunHooks):
-    """The hooks of all parts in a run, called one after the other."""
+    """The hooks of all parts in a run."""
 
-    def __init__(self, run: RunScope) -> None:
-        made = {part.name: part.in_run(run) for part in parts_of(run.settings)}
+    def __init__(self, parts: Sequence[Part], run: RunScope) -> None:
+        made = {part.name: part.in_run(run) for part in parts}
         self._hooks = {name: hooks for name, hooks in made.items() if hooks is not None}
         self._all = list(self._hooks.values())
 
@@ -161,10 +93,10 @@ class PartsOfRun(RunHooks):
 
 
 class PartsOfPolicy(PolicyHooks):
-    """The hooks of all parts in a policy's updates, called one after the other."""
+    """The hooks of all parts in a policy's updates."""
 
-    def __init__(self, policy: PolicyScope) -> None:
-        made = {part.name: part.in_policy(policy) for part in parts_of(policy.settings)}
+    def __init__(self, parts: Sequence[Part], policy: PolicyScope) -> None:
+        made = {part.name: part.in_policy(policy) for part in parts}
         self._hooks = {name: hooks for name, hooks in made.items() if hooks is not None}
         self._all = list(self._hooks.values())
 

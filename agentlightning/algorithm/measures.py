@@ -6,17 +6,15 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentlightning.algorithm.credit.assignment import groups_to_learn_from
 from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.episode import Episode, Sampled, mean_reward, reward_parts
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.backend import Backend
 from agentlightning.metrics.intervals import Bounds, bounds_of, expected_best, mean_interval
 from agentlightning.types import Outcome
-
-if TYPE_CHECKING:
-    from agentlightning.algorithm.settings import TrainingSettings
 
 ENDED_WELL = (Outcome.OK, Outcome.TRUNCATED)
 COLUMNS = (

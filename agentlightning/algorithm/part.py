@@ -1,14 +1,14 @@
 """What a feature of a training run is: a `Part`, a record of settings with the few hooks that it needs.
 
 A part makes hooks for the run (`RunHooks`), for the updates of each policy (`PolicyHooks`), or for both. The loop calls
-them in the order of `parts.PARTS`, those of the user last, and knows no feature by name. A part that no setting asks
+them in the order of `features.PARTS`, those of the user last, and knows no feature by name. A part that no setting asks
 for is not there. Parts of your own: `GRPO(…, parts=[MyPart()])`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.credit.units import CreditRule, make_units
 from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.backend import Backend
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import Learner, LossConfig, PackedBatch, PassResult, StepResult
@@ -27,7 +28,6 @@ from agentlightning.types.finding import Finding
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.episode import Sampled
-    from agentlightning.algorithm.settings import TrainingSettings
 
 State = Any
 """What a hook keeps in checkpoints: anything that JSON can hold. None: nothing."""
@@ -296,8 +296,13 @@ class Part:
             cls.name = cls.__name__.lower()
 
     @classmethod
+    def given(cls, settings: TrainingSettings) -> Self:
+        """The part's record among the settings, whether it is asked for or not."""
+        return next(one for f in fields(settings) if isinstance(one := getattr(settings, f.name), cls))
+
+    @classmethod
     def of(cls, settings: TrainingSettings) -> Self | None:
-        """The part as the flat settings ask for it; None where they do not."""
+        """The part as the settings ask for it; None where they do not."""
         return None
 
     @classmethod

@@ -1,6 +1,7 @@
 """A training run under way: what is done, what is known of the weights, and the stages of a step.
 
-`GRPO.run` puts the stages in order; settings are in the algorithm. What features do is in their parts (`parts.PARTS`).
+`GRPO.run` puts the stages in order; settings are in the algorithm. What features do is in their parts
+(`features.PARTS`).
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Any, Self
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.checkpoint import info_of, prune_checkpoints, restore, save_checkpoint
 from agentlightning.algorithm.episode import Sampled
+from agentlightning.algorithm.features import FeatureSettings
 from agentlightning.algorithm.hooks import PartsOfRun
 from agentlightning.algorithm.measures import Progress, columns_of, of_step, time_split
 from agentlightning.algorithm.part import RunScope
 from agentlightning.algorithm.sampling.rollouts import Stopped, run_validation
 from agentlightning.algorithm.sampling.schedule import TaskSchedule
 from agentlightning.algorithm.sampling.source import AsynchronousSampling, FinishedRollouts, Source, finished_before
-from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.update import PolicyUpdaters, Publisher, Updater
 from agentlightning.backend import POLICY, Backend
 from agentlightning.errors import AgentError, ConfigError
@@ -40,7 +41,7 @@ class TrainingRun:
 
     def __init__(
         self,
-        settings: TrainingSettings,
+        settings: FeatureSettings,
         context: TrainingContext,
         train: Dataset[Any],
         val: Dataset[Any] | None,
@@ -72,7 +73,9 @@ class TrainingRun:
         settings, context = self.settings, self.context
         info = await restore(context, self._backend, info_of(settings, len(self._train)))
         aliases = list(settings.adapters) or [POLICY]
-        self._parts = PartsOfRun(RunScope(settings, context, self._train, self._backend, aliases, info.step))
+        self._parts = PartsOfRun(
+            settings.features, RunScope(settings, context, self._train, self._backend, aliases, info.step)
+        )
         await self._parts.load(info.parts)
         self._schedule = TaskSchedule(self._train, settings.tasks_per_step, settings.seed, self._parts)
         self.done, self._saved, self._taken = info.step, info.step, info.position - len(info.carried)

@@ -15,28 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Gt, Le
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from agentlightning.algorithm.base import OF_TRAINING, Algorithm, PolicySpec
+from agentlightning.algorithm.base import OF_TRAINING, Algorithm
 from agentlightning.algorithm.credit.advantage import Compute, Estimator, as_estimator
 from agentlightning.algorithm.credit.modes import CREDIT_MODES, CreditMode
 from agentlightning.algorithm.credit.units import OUTCOME_USE, CreditRule, Normalization, Use
-from agentlightning.algorithm.part import Part
-from agentlightning.algorithm.parts.constraint import Constraint, as_constraints
-from agentlightning.algorithm.parts.correction import Correction, CorrectionKind
-from agentlightning.algorithm.parts.critic import Critic
-from agentlightning.algorithm.parts.curriculum import Weigh, as_curriculum
-from agentlightning.algorithm.parts.group_judge import GroupJudge
-from agentlightning.algorithm.parts.league import PLAYER, START, League, as_league
-from agentlightning.algorithm.parts.moving_baseline import BaselineKey, MovingBaseline
-from agentlightning.algorithm.parts.overlong import Overlong
-from agentlightning.algorithm.parts.preflight import Checks
-from agentlightning.algorithm.parts.reference import Reference
-from agentlightning.algorithm.parts.replay import Replay
-from agentlightning.algorithm.parts.scales import RewardScale
-from agentlightning.algorithm.parts.teacher import Teacher
 from agentlightning.algorithm.records import FLAT, FlatNames, Nested, Record, gathered, names_of, take_defaults
 from agentlightning.algorithm.stall import StallRule
 from agentlightning.arguments import GivenByName, Needs, one_of
-from agentlightning.backend import BackendFactory, ModelSettings, ModelSpec, check_backend
+from agentlightning.backend import BackendFactory, ModelSettings, check_backend
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.learner.base import LossConfig
@@ -48,8 +34,10 @@ Loss = str | Callable[..., Any] | LossSpec
 """A name in `learner.catalog.LOSSES`, an import path, a function that has one, or what a loss needs besides."""
 Advantage = str | Compute | Estimator
 """A name in `algorithm.advantage.ADVANTAGES`, a function, or what an advantage needs besides."""
-Curriculum = str | Weigh | None
-"""A name in `algorithm.curriculum.CURRICULA`, or a function."""
+Curriculum = str | Callable[..., Any] | None
+"""A name in `algorithm.parts.curriculum.CURRICULA`, or a function."""
+RewardScale = Literal["none", "source"]
+"""Whether rewards are divided by the deviation that those of their data set have had."""
 FALLBACK_RATE = 1e-6
 """The learning rate for a model of which nothing is known: what is usual for the large ones."""
 
@@ -117,9 +105,6 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algo
     curriculum: Curriculum = None
     """Which tasks are drawn how often, by what they have earned: a name, or a function of your own (records). None:
     every task once per epoch."""
-    league: League | str | Mapping[str, Any] | None = None
-    """Play against frozen earlier selves, drawn as latest, uniform, pfsp or pfsp_even says, or as a `League` does. Whom
-    a rollout plays stands in its metadata, as `opponent`."""
     epochs: PositiveInt = 1
     """How often every task is taken, unless `steps` says otherwise."""
     steps: PositiveInt | None = None
@@ -149,17 +134,11 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algo
     (`LossSpec.clip`), 0.2 and 0.28 for "ppo_clip"."""
     advantage: Annotated[Advantage, _COMPARES] = "grpo"
     """How returns are compared: a name, or a function of your own (returns_U, groups_U, counts_U)."""
-    baseline: Nested[MovingBaseline, BaselineKey] = Nested(MovingBaseline())
-    """A moving average of earlier returns that is subtracted."""
     credit: str = "broadcast"
     """Which calls a reward goes to: broadcast, return_to_go, per_turn, gigpo, hierarchical, gae, token_gae; or teacher,
     which is `Distill`."""
-    teacher: Nested[Teacher, str] = Nested(Teacher())
-    """The model that `Distill` learns from."""
     gamma: Annotated[float, Ge(0), Le(1), _TURNS] = 1.0
     """Discount per turn (per token in `token_gae`)."""
-    critic: Nested[Critic, float] = Nested(Critic())
-    """How the critic of PPO is used."""
     group_by: Annotated[Literal["task", "rollout"], _GROUPS] = "task"
     """What is compared: the rollouts of a task; or the calls of one rollout, each by the rewards that name it, else by
     what the rollout earned."""
@@ -170,20 +149,12 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algo
     1 / rollouts, with "constant" 1 / (rollouts × max_context)."""
     entropy_coef: float = 0.0
     """Weight of a bonus for the entropy of what is sampled, in nats per token. 0: none."""
-    kl: Nested[Reference, float] = Nested(Reference())
-    """How near the policy is kept to the model that the run started from."""
     dynamic_sampling: NonNegativeInt = 0
     """Further rounds of sampling in a step, each with fresh tasks in place of groups whose rewards were all equal."""
-    overlong: Nested[Overlong, int] = Nested(Overlong())
-    """Punish rollouts for their length."""
     reward_weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of a reward's parts by name: their weighted sum trains. Empty: the primary part alone."""
-    group_judge: GroupJudge | Mapping[str, Any] | None = None
-    """A model that scores the rollouts of each task together: a `GroupJudge`, or its settings by name."""
     watched_parts: Sequence[str] = ()
     """Parts of a reward that train nothing and are watched: the run says when one falls while the reward rises."""
-    constraint: Constraint | Mapping[str, Any] | Sequence[Any] | None = None
-    """Bounds on the means of parts of the reward: an `agl.Constraint`, its settings by name, or a list of them."""
     reward_scale: Annotated[RewardScale, _SCALE] = "none"
     """Divide the rewards of each data set of a `Mixture` by the deviation they have had ("source"), so that none
     outweighs the others by its scale."""
@@ -196,10 +167,6 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algo
     quorum: Share = 1.0
     """Share of a step's groups that learning waits for. The slower ones carry over into the next step, which takes so
     many fewer tasks; a few slow rollouts hold up nobody."""
-    replay: Nested[Replay, int] = Nested(Replay())
-    """Learn groups of earlier steps again."""
-    correction: Nested[Correction, CorrectionKind] = Nested(Correction())
-    """Importance weights for tokens of other weights."""
 
     adam: Nested[Adam, None] = Nested(Adam())
     """The optimiser's settings, besides the learning rate."""
@@ -228,15 +195,11 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algo
     checkpoint_copy: str | None = None
     """A URL that fsspec knows, such as s3://bucket/run, gs://… or file:///shared/run. Each checkpoint is copied there,
     too, and `resume` can go on from there, on any machine."""
-    preflight: Nested[Checks, Literal["refuse", "warn"]] = Nested(Checks())
-    """What to do where training would be meaningless."""
     stall: Nested[StallRule, float] = Nested(StallRule())
     """When a step is stalled, and what becomes of it."""
     max_logprob_gap: PositiveFloat | None = None
     """Stop when learner and engine disagree by more on what was just sampled; None: 1e-3 in float32 (1e-2 for models
     with gated delta nets, such as Qwen3-Next and Qwen3.5), else 0.5."""
-    parts: Sequence[Part] = ()
-    """Features of your own: objects of classes that inherit from `agl.Part`."""
     deterministic: bool = False
     """One rollout at a time, seeded by step: the same run ends with the same weights, interrupted or not. Slow."""
     seed: NonNegativeInt = 0
@@ -261,14 +224,11 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algo
             return getattr(vars(self)[record], own) if record in vars(self) else super().__getattr__(name)
 
     def __post_init__(self) -> None:
-        if self.plays is not None:
-            self._derive(policies=self.policies or (PLAYER,), frozen=self.frozen or START)
         _ = self.adapters  # are they names?
         check_backend(self.backend, self.backend_options)
         self._derive(outcome_use={**OUTCOME_USE, **self.outcome_use})
-        for name in ("parts", "watched_parts"):  # lists, where they were read from a file
-            if isinstance(value := getattr(self, name), list):
-                self._derive(**{name: tuple(value)})
+        if isinstance(self.watched_parts, list):  # as a file of settings has them
+            self._derive(watched_parts=tuple(self.watched_parts))
 
     def _derive(self, **settings: Any) -> None:
         """Fill in what follows from other settings; while the object is made and never after."""
@@ -293,27 +253,6 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algo
         return self.deterministic
 
     @property
-    def policy(self) -> PolicySpec:
-        needs_reference = self.kl.coef != 0 or self.loss_spec.reference
-        model = _taken(self, ModelSettings)
-        loaded = None if self.teacher.url else self.teacher.model
-        compared = loaded or (self.model if needs_reference else None)
-        return PolicySpec(
-            ModelSpec(**model, reference=compared, critic=self.credit_mode.critic, members=self._members),
-            CallSettings(**_taken(self, CallSettings)),
-            self.backend,
-        )
-
-    @property
-    def plays(self) -> League | None:
-        """The league that `league` describes; None without one."""
-        return as_league(self.league)
-
-    @property
-    def _members(self) -> list[str]:
-        return [] if self.plays is None else self.plays.members
-
-    @property
     def logprob_gap_limit(self) -> float:
         """The largest difference allowed between log-probs of engine and learner on the same token."""
         if self.max_logprob_gap is not None:
@@ -324,8 +263,6 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algo
 
     def rate(self, done: int, taken: int, tasks: int) -> float:
         """The learning rate after `done` steps that learned `taken` tasks, of a data set of so many."""
-        if self.credit_mode.critic and done < self.critic.warmup:
-            return 0.0
         height = self.peak_rate * min(1.0, (done + 1) / (self.warmup_steps + 1))
         if self.schedule == "constant":
             return height
@@ -369,8 +306,6 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algo
             clip_low=low if self.clip_low is None else self.clip_low,
             clip_high=high if self.clip_high is None else self.clip_high,
             entropy_coef=self.entropy_coef,
-            kl_coef=self.kl.coef if self.kl.where == "loss" else 0.0,
-            kl_estimator=self.kl.estimator,
         )
 
     def credit_rule(self, *, shaped: bool = True) -> CreditRule:
@@ -379,17 +314,14 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algo
             mode=self.credit,
             advantage=self.advantage,
             gamma=self.gamma,
-            lam=self.critic.lam,
             total=self.rollout_return == "sum",
             by_call=self.group_by == "rollout",
             normalization=self.normalization,
             constant=self.max_context,
-            overlong=(self.overlong.tokens, self.overlong.margin) if self.overlong.tokens and shaped else None,
             keep_flat=self.entropy_coef != 0 or self.loss_config().kl_coef != 0 or self.credit_mode.critic,
             uses=self.outcome_use,
             rewardless=self.credit_mode.teacher,
             weights=self.reward_weights,
-            constrained=tuple(one.part for one in as_constraints(self.constraint)),
         )
 
     @property
@@ -406,11 +338,6 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algo
     def estimator(self) -> Estimator:
         """The advantage and what it needs."""
         return as_estimator(self.advantage)
-
-    @property
-    def weigh(self) -> Weigh | None:
-        """The curriculum that `curriculum` names; None without one."""
-        return as_curriculum(self.curriculum)
 
     @property
     def credit_mode(self) -> CreditMode:
@@ -433,7 +360,7 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algo
     @property
     def is_off_policy(self) -> bool:
         """Whether rollouts may come from older weights than the ones that learn from them."""
-        return self.max_staleness > 0 or self.quorum < 1 or self.replay.groups > 0
+        return self.max_staleness > 0 or self.quorum < 1
 
     def chooses(self, *names: str) -> bool:
         """Whether any of these settings is another than the default of this algorithm."""
@@ -443,16 +370,3 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algo
     def clips_nothing(self) -> bool:
         """Whether each token is learned once, under the weights that sampled it: then all ratios are 1."""
         return self.loss_spec.clips and self.minibatches * self.update_epochs == 1 and not self.is_off_policy
-
-    @property
-    def correction_kind(self) -> str | None:
-        """The importance weights in use."""
-        kind = self.correction.kind
-        if kind == "auto":
-            return "token" if self.is_off_policy and not self.is_supervised else None
-        return None if kind == "none" else kind
-
-
-def _taken(settings: object, kind: type) -> dict[str, Any]:
-    """The fields of the dataclass `kind`, with their values in settings that have them too."""
-    return {f.name: getattr(settings, f.name) for f in fields(kind)}

@@ -19,9 +19,9 @@ from typing import Any
 from agentlightning.algorithm.credit.assignment import credit, refuse_rewards_below_zero, seen_by
 from agentlightning.algorithm.credit.ratios import ratio_range
 from agentlightning.algorithm.episode import Episode, mean_reward
+from agentlightning.algorithm.features import FeatureSettings
 from agentlightning.algorithm.hooks import PartsOfPolicy
 from agentlightning.algorithm.part import Minibatch, PolicyScope, Update, Updated
-from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.backend import Backend
 from agentlightning.errors import EngineError
 from agentlightning.learner.base import Learner, LossConfig, OptimParams, PassResult, joined
@@ -36,14 +36,14 @@ OF_SAMPLES = ("kl_old", "clip_fraction", "ratio_min", "ratio_max")
 class Updater:
     """Learns one step after the other, for one policy."""
 
-    def __init__(self, settings: TrainingSettings, learner: Learner, reporter: Reporter, *, version: int = 0) -> None:
+    def __init__(self, settings: FeatureSettings, learner: Learner, reporter: Reporter, *, version: int = 0) -> None:
         """`version`: of the learner's weights."""
         self._settings = settings
         self._learner = learner
         self._loss = settings.loss_config()
         self._rule = settings.credit_rule()
         self._scope = PolicyScope(settings, learner, reporter)
-        self.parts = PartsOfPolicy(self._scope)
+        self.parts = PartsOfPolicy(settings.features, self._scope)
         """Their hooks, and what they keep in checkpoints."""
         self.version = version
         """The version of the learner's weights."""

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from agentlightning.algorithm.credit.advantage import ADVANTAGES
 from agentlightning.algorithm.credit.units import Use
-from agentlightning.algorithm.hooks import PARTS, check_parts
+from agentlightning.algorithm.features import FeatureSettings
 from agentlightning.algorithm.records import (
     as_written,
     refuse_other_kinds,
@@ -23,7 +23,6 @@ from agentlightning.algorithm.records import (
     value_of,
     written,
 )
-from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import one_of
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import DTYPES
@@ -40,7 +39,7 @@ _BY_NAME = {
 """Settings that are mappings, with an example of each."""
 
 
-def validate(settings: TrainingSettings) -> None:
+def validate(settings: FeatureSettings) -> None:
     """Raises ConfigError for the first thing that is wrong, with the names of settings as they were written."""
     try:
         _validate(settings)
@@ -48,17 +47,16 @@ def validate(settings: TrainingSettings) -> None:
         raise type(error)(as_written(settings, str(error))) from error.__cause__
 
 
-def _validate(settings: TrainingSettings) -> None:
+def _validate(settings: FeatureSettings) -> None:
     if not settings.model or not isinstance(settings.model, str | PathLike):
         raise ConfigError(_no_model(settings.model))
     _refuse_other_types(settings)
-    check_parts(settings.parts)
+    settings.check_parts()
     refuse_other_kinds(settings)
     _refuse_unknown_choices(settings)
     refuse_out_of_bounds(settings)
     refuse_unused(settings)
-    for kind in PARTS:
-        kind.check(settings)
+    settings.check()
     _refuse_contradictions(settings)
     _refuse_supervised_contradictions(settings)
     check_loss(settings.loss_spec)
@@ -86,7 +84,7 @@ def choices(kind: type[Any]) -> dict[str, tuple[str, ...]]:
     return {"dtype": DTYPES, **words}
 
 
-def _refuse_other_types(s: TrainingSettings) -> None:
+def _refuse_other_types(s: FeatureSettings) -> None:
     for name, example in _BY_NAME.items():
         value = getattr(s, name)
         if not isinstance(value, Mapping):
@@ -102,13 +100,13 @@ def _refuse_other_types(s: TrainingSettings) -> None:
         )
 
 
-def _refuse_unknown_choices(s: TrainingSettings) -> None:
+def _refuse_unknown_choices(s: FeatureSettings) -> None:
     for name, allowed in choices(type(s)).items():
         value = value_of(s, name)
         if value not in allowed:
             known = " or ".join(repr(choice) for choice in allowed)
             raise ConfigError(f"{written(s, name)} is {value!r}; it can be {known}.")
-    _ = s.loss_spec, s.estimator, s.credit_mode, s.weigh  # each says itself what it can be
+    _ = s.loss_spec, s.estimator, s.credit_mode  # each says itself what it can be
     uses = get_args(Use)
     for outcome, use in s.outcome_use.items():
         if outcome not in list(Outcome) or use not in uses:
@@ -128,7 +126,7 @@ def _refuse_unknown_choices(s: TrainingSettings) -> None:
             ) from None
 
 
-def _refuse_contradictions(s: TrainingSettings) -> None:
+def _refuse_contradictions(s: FeatureSettings) -> None:
     _refuse_advantage(s)
     if s.minibatches > s.tasks_per_step:
         raise ConfigError(
@@ -145,7 +143,7 @@ def _refuse_contradictions(s: TrainingSettings) -> None:
         )
 
 
-def _refuse_advantage(s: TrainingSettings) -> None:
+def _refuse_advantage(s: FeatureSettings) -> None:
     """What the advantage needs and does not get, and what the loss would make of it."""
     if s.group_size < 2 and s.compares_siblings and s.group_by == "task":
         raise ConfigError(
@@ -165,7 +163,7 @@ def _refuse_advantage(s: TrainingSettings) -> None:
         )
 
 
-def _refuse_supervised_contradictions(s: TrainingSettings) -> None:
+def _refuse_supervised_contradictions(s: FeatureSettings) -> None:
     if s.loss_spec.pairs != s.estimator.pairs:
         raise ConfigError(
             f"A loss of preferences ({one_of(LOSSES, lambda one: one.pairs)}) and an advantage of pairs "

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, cast
 from agentlightning.algorithm.credit.assignment import refuse_rewards_below_zero, seen_by
 from agentlightning.algorithm.credit.ratios import correction_measures, mean_kl, ratio_range
 from agentlightning.algorithm.episode import Episode, collect
+from agentlightning.algorithm.features import FeatureSettings
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.part import Minibatch
 from agentlightning.algorithm.parts.correction import Correction
 from agentlightning.algorithm.records import replaced, settings_of, value_of
-from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.update import Updater
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import Learner, PackedBatch
@@ -57,7 +57,7 @@ class StoredStep:
 
     step: int
     episodes: Sequence[Episode]
-    settings: TrainingSettings
+    settings: FeatureSettings
     metrics: Mapping[str, Any]
     learning: Mapping[str, Any] = field(default_factory=dict)
     """What the run's updates had come to know before it (`Updater.state`)."""
@@ -98,7 +98,7 @@ class WhatIf:
 async def stored_episodes(
     store: LightningStore,
     run_id: str | None,
-    settings: TrainingSettings,
+    settings: FeatureSettings,
     metrics: Mapping[str, Any],
     policy: str | None,
 ) -> list[Episode]:
@@ -146,12 +146,12 @@ def _group_names(metrics: Mapping[str, Any]) -> list[str] | None:
 # ---- variants --------------------------------------------------------------------------------------------------------
 
 
-def telling_variants(settings: TrainingSettings, episodes: Sequence[Episode] = ()) -> dict[str, TrainingSettings]:
+def telling_variants(settings: FeatureSettings, episodes: Sequence[Episode] = ()) -> dict[str, FeatureSettings]:
     """Those that are asked where the user asks for none: losses, advantages, credits, normalisations, corrections.
 
     `episodes`: what the step learned from; variants that are not for such rewards are left out.
     """
-    found: dict[str, TrainingSettings] = {}
+    found: dict[str, FeatureSettings] = {}
     for changes in _COMPARED:
         name = next(iter(changes))
         if value_of(settings, name) != changes[name] and not _same_correction(settings, changes):
@@ -164,7 +164,7 @@ def telling_variants(settings: TrainingSettings, episodes: Sequence[Episode] = (
     return found
 
 
-def variant(settings: TrainingSettings, changes: Mapping[str, Any]) -> TrainingSettings:
+def variant(settings: FeatureSettings, changes: Mapping[str, Any]) -> FeatureSettings:
     """The run's settings with these in the place of its own. Raises ConfigError for what would need other rollouts,
     another learner, or does not go together.
 
@@ -185,12 +185,12 @@ def variant(settings: TrainingSettings, changes: Mapping[str, Any]) -> TrainingS
     return changed
 
 
-def needs_reference(settings: Sequence[TrainingSettings]) -> str | None:
+def needs_reference(settings: Sequence[FeatureSettings]) -> str | None:
     """The model that a learner for these compares with; None: none is needed."""
     return next((path for s in settings if (path := s.policy.model.reference)), None)
 
 
-def _same_correction(settings: TrainingSettings, changes: Mapping[str, Any]) -> bool:
+def _same_correction(settings: FeatureSettings, changes: Mapping[str, Any]) -> bool:
     asked = changes.get("correction")
     return asked is not None and (None if asked == "none" else asked) == settings.correction_kind
 
@@ -221,7 +221,7 @@ class _Variant:
     """A variant while the step is done again, and what was seen of it so far."""
 
     updater: Updater
-    settings: TrainingSettings
+    settings: FeatureSettings
     minibatches: Sequence[Minibatch]
     cosines: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -232,7 +232,7 @@ class _Variant:
     """Sampled tokens that teach anything, in the first epoch."""
 
 
-async def what_if(step: StoredStep, learner: TorchLearner, variants: Mapping[str, TrainingSettings]) -> WhatIf:
+async def what_if(step: StoredStep, learner: TorchLearner, variants: Mapping[str, FeatureSettings]) -> WhatIf:
     """Compare variants of a step with what was taken. `learner` has the weights that it began with, and is used up."""
     from agentlightning.learner.compare import gradient_of
 
@@ -264,7 +264,7 @@ async def what_if(step: StoredStep, learner: TorchLearner, variants: Mapping[str
     )
 
 
-async def _prepared(step: StoredStep, learner: TorchLearner, settings: TrainingSettings) -> _Variant:
+async def _prepared(step: StoredStep, learner: TorchLearner, settings: FeatureSettings) -> _Variant:
     gradients = replace(settings, routing_replay=False)  # it says where gradients go, and this learner takes them there
     updater = Updater(gradients, cast(Learner, _Here(learner)), Reporter(), version=learner.policy.version)
     await updater.parts.load(step.learning)
@@ -293,7 +293,7 @@ def _note(one: _Variant, batch: Minibatch, gradient: Gradient, base: Gradient, *
         one.tokens += sum(int(np.count_nonzero(b.advantages_E)) for b in batch.passes)
 
 
-def _corrections(settings: TrainingSettings, batch: Minibatch) -> Iterator[np.ndarray]:
+def _corrections(settings: FeatureSettings, batch: Minibatch) -> Iterator[np.ndarray]:
     """The importance weights that are constants in the loss, [E]; ones where nothing is corrected."""
     correction = Correction.of(settings)
     for one in batch.passes:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from agentlightning.algorithm.checkpoint import held_before, model_path, read_checkpoint
+from agentlightning.algorithm.features import FeatureSettings
 from agentlightning.algorithm.records import names_of
-from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.whatif import (
     TAKEN,
     Compared,
@@ -56,7 +56,7 @@ class WhatIfOptions:
 
 def changes_of(given: Mapping[str, Sequence[str]], sets: Sequence[str]) -> list[dict[str, Any]]:
     """A variant per value of `--loss` and the like, and one per `--set`, which may hold several NAME=VALUE."""
-    known = names_of(TrainingSettings)
+    known = names_of(FeatureSettings)
     return [
         *({name: value} for name, values in given.items() for value in values),
         *(parsed_settings(text.split(), known) for text in sets),
@@ -88,7 +88,7 @@ async def _ask(path: Path, run_id: str | None, asked: WhatIfOptions) -> None:
     _print(found, stored, str(checkpoint or settings.model), after, policy, as_json=asked.as_json)
 
 
-def _settings_of(opened: OpenedRun, trust: bool) -> TrainingSettings:
+def _settings_of(opened: OpenedRun, trust: bool) -> FeatureSettings:
     about = described(opened.folder)
     if opened.run is not None:
         about = {"algorithm": opened.run.algorithm, "settings": opened.run.settings}
@@ -109,14 +109,14 @@ def _row(steps: Sequence[Mapping[str, Any]], step: int | None) -> Mapping[str, A
     return found[-1]
 
 
-def _policy(settings: TrainingSettings, asked: str | None) -> str | None:
+def _policy(settings: FeatureSettings, asked: str | None) -> str | None:
     names = list(settings.adapters)
     if asked is not None and asked not in names:
         raise ConfigError(f"There is no policy '{asked}' in this run; it trained {', '.join(names) or 'one alone'}.")
     return asked or next(iter(names), None)
 
 
-def _learner(settings: Sequence[TrainingSettings], checkpoint: Path | None, policy: str | None) -> TorchLearner:
+def _learner(settings: Sequence[FeatureSettings], checkpoint: Path | None, policy: str | None) -> TorchLearner:
     """With the weights and the optimiser of the checkpoint, or as the run began."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin take the cores of a run that goes on
     import transformers

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentlightning.algorithm.hooks import PARTS
+from agentlightning.algorithm.features import PARTS
 from agentlightning.algorithm.verdicts import (
     CLIPPED,
     FALSE_ALARMS,

@@ -36,6 +36,7 @@ from agentlightning.algorithm.checkpoint import (
     read_checkpoint,
     set_aside_later,
 )
+from agentlightning.algorithm.features import FeatureSettings
 from agentlightning.algorithm.records import names_of
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import GivenByName, explained
@@ -163,7 +164,7 @@ class Trainer(GivenByName):
     )
 
     _elsewhere: ClassVar = OTHER_VERBS
-    _others: ClassVar = {**dict.fromkeys(names_of(TrainingSettings), _otherwise), **REWARD}
+    _others: ClassVar = {**dict.fromkeys(names_of(FeatureSettings), _otherwise), **REWARD}
 
     def __init__(
         self,

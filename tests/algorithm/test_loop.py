@@ -17,7 +17,7 @@ import agentlightning as agl
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.checkpoint import list_checkpoints, read_checkpoint
 from agentlightning.algorithm.episode import Sampled
-from agentlightning.algorithm.parts.curriculum import TaskDraw
+from agentlightning.algorithm.parts.curriculum import TaskDraw, as_curriculum
 from agentlightning.algorithm.run import TrainingRun
 from agentlightning.algorithm.sampling.schedule import TaskSchedule
 from agentlightning.algorithm.sampling.source import FinishedRollouts, RolloutSource, Source
@@ -199,7 +199,8 @@ def test_as_many_steps_are_announced_as_are_taken(tasks: int, per_step: int, epo
     made = agl.GRPO(
         model="calc", tasks_per_step=per_step, group_size=2, epochs=epochs, curriculum="learnability" if drawn else None
     )
-    schedule = TaskSchedule(range(tasks), per_step, 0, TaskDraw(made.weigh, range(tasks)) if made.weigh else None)
+    weigh = as_curriculum(made.curriculum)
+    schedule = TaskSchedule(range(tasks), per_step, 0, TaskDraw(weigh, range(tasks)) if weigh else None)
     position = steps = 0
     while schedule.epochs_taken(position) < epochs:
         position += len(schedule.take(position, schedule.per_step))

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from agentlightning.algorithm.checkpoint import CHECKPOINT_FILE, info_from, list_checkpoints, superfluous
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_directory
 from agentlightning.metrics.jsonl import METRICS_FILE, RUN_FILE
 
 if TYPE_CHECKING:
-    from agentlightning.algorithm.settings import TrainingSettings
     from agentlightning.metrics import Reporter
 
 COPY_SECONDS = 3600.0

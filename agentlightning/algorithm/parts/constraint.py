@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from agentlightning.algorithm.episode import Episode, reward_parts
 from agentlightning.algorithm.part import (
@@ -27,13 +27,12 @@ from agentlightning.algorithm.part import (
     Updated,
     refuse_below_zero,
 )
+from agentlightning.algorithm.records import value_of
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.verdicts import absent_part
 from agentlightning.arguments import refuse_unknown
 from agentlightning.errors import ConfigError
 from agentlightning.types.finding import Finding, problem
-
-if TYPE_CHECKING:
-    from agentlightning.algorithm.settings import TrainingSettings
 
 LOOKED_AT = 8
 """The last steps, by which it is said whether a constraint is met …"""
@@ -139,13 +138,18 @@ class Constraints(Part):
     of_parts: Sequence[Constraint]
 
     @classmethod
+    def parts_in(cls, settings: TrainingSettings) -> tuple[str, ...]:
+        """The parts of rewards that have a bound in these settings."""
+        return tuple(one.part for one in as_constraints(value_of(settings, "constraint")))
+
+    @classmethod
     def of(cls, settings: TrainingSettings) -> Self | None:
-        found = as_constraints(settings.constraint)
+        found = as_constraints(value_of(settings, "constraint"))
         return cls(of_parts=found) if found else None
 
     @classmethod
     def check(cls, settings: TrainingSettings) -> None:
-        found = as_constraints(settings.constraint)
+        found = as_constraints(value_of(settings, "constraint"))
         if found and (settings.is_supervised or settings.credit_mode.teacher):
             raise ConfigError(
                 "constraint has no effect here: it needs an algorithm that learns from rewards. SFT and DPO choose "

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from pydantic import NonNegativeFloat, PositiveFloat
@@ -14,14 +14,11 @@ from agentlightning.algorithm.credit.ratios import correction_measures, correcti
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Minibatch, Part, PolicyHooks, PolicyScope, Update
 from agentlightning.algorithm.records import Record
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import Needs
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import PackedBatch
 from agentlightning.types.arrays import Float32Array, np
-
-if TYPE_CHECKING:
-    from agentlightning.algorithm.settings import TrainingSettings
-
 
 CorrectionKind = Literal["auto", "none", "token", "sequence", "mask", "sequence_mask"]
 _CORRECTED = Needs(lambda s: s.correction_kind is not None, "a correction, as with max_staleness")
@@ -45,16 +42,23 @@ class Correction(Record, Part):
     @classmethod
     def of(cls, settings: TrainingSettings) -> Correction | None:
         """With the `kind` that "auto" stands for; None where nothing is off-policy and nothing is corrected."""
-        kind = settings.correction_kind or "none"
-        return replace(settings.correction, kind=kind) if kind != "none" or settings.is_off_policy else None
+        own = cls.given(settings)
+        kind = own.kind_in(settings) or "none"
+        return replace(own, kind=kind) if kind != "none" or settings.is_off_policy else None
 
     @classmethod
     def check(cls, settings: TrainingSettings) -> None:
-        if settings.is_supervised and settings.correction.kind not in ("auto", "none"):
+        if settings.is_supervised and cls.given(settings).kind not in ("auto", "none"):
             raise ConfigError(
                 f"{type(settings).__name__} learns what is good whoever sampled it: importance weights would unlearn "
                 "it. Leave correction out."
             )
+
+    def kind_in(self, settings: TrainingSettings) -> str | None:
+        """The importance weights that are in use with these settings."""
+        if self.kind == "auto":
+            return "token" if settings.is_off_policy and not settings.is_supervised else None
+        return None if self.kind == "none" else self.kind
 
     def in_policy(self, policy: PolicyScope) -> PolicyHooks:
         return _ImportanceWeights(self, policy)

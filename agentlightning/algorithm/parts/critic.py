@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from annotated_types import Ge, Le
 from pydantic import NonNegativeInt
@@ -13,13 +13,10 @@ from agentlightning.algorithm.credit.assignment import explained_variance
 from agentlightning.algorithm.credit.modes import CREDIT_MODES
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update, Updated
 from agentlightning.algorithm.records import Record
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import Needs, one_of
 from agentlightning.learner.base import Learner
 from agentlightning.types.arrays import np
-
-if TYPE_CHECKING:
-    from agentlightning.algorithm.settings import TrainingSettings
-
 
 _CRITIC = Needs(lambda s: s.credit_mode.critic, f"credit={one_of(CREDIT_MODES, lambda m: m.critic)} (PPO)")
 
@@ -37,7 +34,7 @@ class Critic(Record, Part):
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Critic | None:
-        return settings.critic if settings.credit_mode.critic else None
+        return cls.given(settings) if settings.credit_mode.critic else None
 
     def in_policy(self, policy: PolicyScope) -> PolicyHooks:
         return _Expectations(policy.learner)

@@ -11,18 +11,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from agentlightning.algorithm.credit.units import OUTCOME_USE, Use
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.algorithm.sampling.schedule import first_of, source_of
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import ConfigError
 from agentlightning.types import Dataset, Outcome
 from agentlightning.types.arrays import Array, Float64Array, np
-
-if TYPE_CHECKING:
-    from agentlightning.algorithm.settings import TrainingSettings
 
 KEPT = 0.5
 """How much of what was known of a task stays at its next visit: the policy has changed meanwhile."""
@@ -191,7 +189,12 @@ class DrawnTasks(Part):
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Self | None:
-        return None if settings.weigh is None else cls(weigh=settings.weigh)
+        weigh = as_curriculum(settings.curriculum)
+        return None if weigh is None else cls(weigh=weigh)
+
+    @classmethod
+    def check(cls, settings: TrainingSettings) -> None:
+        as_curriculum(settings.curriculum)
 
     def in_run(self, run: RunScope) -> RunHooks:
         return TaskDraw(self.weigh, run.tasks, run.settings.seed, run.settings.outcome_use)

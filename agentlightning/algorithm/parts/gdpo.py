@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
+from agentlightning.algorithm.parts.reference import Reference
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.verdicts import absent_part
 from agentlightning.errors import ConfigError
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.episode import Sampled
-    from agentlightning.algorithm.settings import TrainingSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,8 @@ class Decoupled(Part):
                 f"advantage={s.advantage!r} compares each named part of a reward by itself and adds them up by weight: "
                 "name them, for example reward_weights={'correct': 1.0, 'format': 0.5}."
             )
-        if s.kl.coef and s.kl.where == "reward":
+        kl = Reference.given(s)
+        if kl.coef and kl.where == "reward":
             raise ConfigError(
                 f"advantage={s.advantage!r} divides what a rollout earned by its deviation, so that kl_coef would mean "
                 "nothing in the reward. Take kl_in='loss'."

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update, Updated
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.learner.base import MeasuresNoise
 from agentlightning.learner.packing import CreditedCall
 from agentlightning.types.arrays import np
-
-if TYPE_CHECKING:
-    from agentlightning.algorithm.settings import TrainingSettings
 
 MEASURES = ("gradient_cosine", "gradient_signal", "gradient_noise")
 

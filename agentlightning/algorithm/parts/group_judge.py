@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 from annotated_types import Ge, Le
@@ -37,8 +37,9 @@ from agentlightning.algorithm.prompts.critic import (
     Question,
     ask,
 )
-from agentlightning.algorithm.records import refuse_other_kinds, refuse_out_of_bounds
+from agentlightning.algorithm.records import refuse_other_kinds, refuse_out_of_bounds, value_of
 from agentlightning.algorithm.sampling.rollouts import Stopped
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import refuse_unknown
 from agentlightning.errors import ConfigError, JudgeError
 from agentlightning.gateway.routing.spending import TokenPrice, Usage
@@ -47,9 +48,6 @@ from agentlightning.types import Outcome, Span
 from agentlightning.types.names import ANNOTATION, CALL_ID, JUDGED, MESSAGE_BODY, REWARD_AGENT, REWARDED_LATER
 from agentlightning.types.record import RolloutRecord
 from agentlightning.types.reward import find_reward_spans, get_rewards, names_call, reward_attributes
-
-if TYPE_CHECKING:
-    from agentlightning.algorithm.settings import TrainingSettings
 
 KEY = "AGL_JUDGE_KEY"
 """The environment variable with the endpoint's key."""
@@ -165,7 +163,7 @@ class GroupJudge(Part):
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> GroupJudge | None:
-        return as_judge(settings.group_judge)
+        return as_judge(value_of(settings, "group_judge"))
 
     @classmethod
     def check(cls, settings: TrainingSettings) -> None:

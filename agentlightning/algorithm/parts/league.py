@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
+from agentlightning.algorithm.records import value_of
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import explained_class, refuse_unknown
 from agentlightning.backend import Backend, TakesUp
 from agentlightning.errors import ConfigError
@@ -27,7 +29,6 @@ from agentlightning.types.arrays import Array, np
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.episode import Sampled
-    from agentlightning.algorithm.settings import TrainingSettings
 
 PLAYER, START = "player", "start"
 KEPT = 0.9
@@ -99,16 +100,16 @@ class League(Part):
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> League | None:
-        return settings.plays
+        return as_league(value_of(settings, "league"))
 
     @classmethod
     def check(cls, settings: TrainingSettings) -> None:
-        s = settings
-        if s.plays is not None and (len(s.adapters) != 1 or s.is_off_policy):
+        s, own = settings, cls.of(settings)
+        if own is not None and (len(s.adapters) != 1 or s.is_off_policy):
             raise ConfigError(
                 "A league is for one policy whose steps wait for all rollouts: one of policies, quorum 1, no replay."
             )
-        if s.plays is not None and {*s.adapters, s.frozen} & {*s.plays.members}:
+        if own is not None and {*s.adapters, s.frozen} & {*own.members}:
             raise ConfigError(
                 "The names member-1, member-2, … are those of a league's members; call the policy otherwise."
             )

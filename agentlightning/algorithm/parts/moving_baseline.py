@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
@@ -20,11 +20,9 @@ from agentlightning.algorithm.credit.units import Unit, make_units
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update
 from agentlightning.algorithm.records import Record
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import Needs, one_of
 from agentlightning.types.arrays import np
-
-if TYPE_CHECKING:
-    from agentlightning.algorithm.settings import TrainingSettings
 
 BaselineKey = Literal["none", "task", "agent"]
 
@@ -85,7 +83,8 @@ class MovingBaseline(Record, Part):
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> MovingBaseline | None:
-        return None if settings.baseline.key == "none" else settings.baseline
+        own = cls.given(settings)
+        return None if own.key == "none" else own
 
     def in_policy(self, policy: PolicyScope) -> PolicyHooks:
         return _Subtraction(MovingBaselines(self.key, self.decay))

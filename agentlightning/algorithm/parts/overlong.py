@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import NonNegativeInt, PositiveInt
 
 from agentlightning.algorithm.credit.ratios import overlong_penalty
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update, refuse_below_zero
 from agentlightning.algorithm.records import Record
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import Needs
 from agentlightning.errors import ConfigError
 from agentlightning.types.arrays import np
-
-if TYPE_CHECKING:
-    from agentlightning.algorithm.settings import TrainingSettings
-
 
 _OVERLONG = Needs(lambda s: s.overlong.tokens is not None, "overlong_tokens")
 
@@ -32,11 +29,12 @@ class Overlong(Record, Part):
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Overlong | None:
-        return None if settings.overlong.tokens is None else settings.overlong
+        own = cls.given(settings)
+        return None if own.tokens is None else own
 
     @classmethod
     def check(cls, settings: TrainingSettings) -> None:
-        s, part = settings, settings.overlong
+        s, part = settings, cls.given(settings)
         refuse_below_zero(s, "a penalty for length", "overlong_tokens", given=part.tokens is not None)
         if s.max_tokens is not None and (part.tokens or 0) - part.margin > s.max_tokens:
             raise ConfigError(

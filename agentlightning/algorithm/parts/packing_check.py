@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.learner.base import ChecksPacking
 from agentlightning.learner.packing import CreditedCall, pack, unique_tokens
-
-if TYPE_CHECKING:
-    from agentlightning.algorithm.settings import TrainingSettings
 
 TRUSTED = "This backend cannot compare packed token trees with separate rows; it is trusted."
 

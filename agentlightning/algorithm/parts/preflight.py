@@ -16,6 +16,7 @@ from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.algorithm.records import Record, flattened
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.verdicts import calls_no_longer, fallen, not_risen, unheard
 from agentlightning.errors import AgentError, kind_of
 from agentlightning.metrics import Reporter
@@ -23,7 +24,6 @@ from agentlightning.models import examples_first
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.episode import Sampled
-    from agentlightning.algorithm.settings import TrainingSettings
 
 LOOK_AGAIN = 5
 """Steps between one look at whether the reward has risen and the next."""
@@ -242,7 +242,7 @@ class Checks(Record, Part):
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Checks:
-        return settings.preflight
+        return cls.given(settings)
 
     def in_run(self, run: RunScope) -> RunHooks:
         settings, context = run.settings, run.context

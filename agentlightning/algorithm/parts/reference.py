@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from annotated_types import Gt, Le
@@ -18,14 +18,11 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from agentlightning.algorithm.credit.ratios import mean_gap
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update, Updated, refuse_below_zero
 from agentlightning.algorithm.records import Record
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import Needs
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import LossConfig, MovesReference
 from agentlightning.types.arrays import Float32Array
-
-if TYPE_CHECKING:
-    from agentlightning.algorithm.settings import TrainingSettings
-
 
 _KL = Needs(lambda s: s.kl.coef != 0, "kl_coef")
 _KL_LOSS = Needs(lambda s: s.kl.coef != 0 and s.kl.where == "loss", "kl_coef and kl_in='loss'")
@@ -56,22 +53,22 @@ class Reference(Record, Part):
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Reference | None:
-        kl = settings.kl
-        return kl if kl.coef or kl.every is not None else None
+        own = cls.given(settings)
+        return own if own.coef or own.every is not None else None
 
     @classmethod
     def check(cls, settings: TrainingSettings) -> None:
-        s = settings
-        penalises = bool(s.kl.coef) and s.kl.where == "reward"
+        s, own = settings, cls.given(settings)
+        penalises = bool(own.coef) and own.where == "reward"
         refuse_below_zero(s, "a penalty for leaving the reference", "kl_in='reward'", given=penalises)
-        if (s.kl.coef or s.loss_spec.reference) and any(s.adapters.values()):
+        if (own.coef or s.loss_spec.reference) and any(s.adapters.values()):
             raise ConfigError(
                 "Policies that go on from adapters would be compared with the base model, not with what they began as. "
                 "Leave kl_coef out, or train them one by one: model='<the adapter's directory>'."
             )
-        if s.kl.every is not None and s.ranks > 1:
+        if own.every is not None and s.ranks > 1:
             raise ConfigError("The reference of a learner over ranks stays: leave reference_every or ranks out.")
-        if s.kl.every is not None and s.adapters:
+        if own.every is not None and s.adapters:
             raise ConfigError("A reference that follows the policy is for one policy: leave policies and league out.")
 
     def in_policy(self, policy: PolicyScope) -> PolicyHooks:

@@ -20,13 +20,13 @@ from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.algorithm.records import Record
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import Needs
 from agentlightning.store.base import LightningStore
 from agentlightning.types.arrays import Float64Array, np
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.episode import Sampled
-    from agentlightning.algorithm.settings import TrainingSettings
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,7 +124,8 @@ class Replay(Record, Part):
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Replay | None:
-        return settings.replay if settings.replay.groups else None
+        own = cls.given(settings)
+        return own if own.groups else None
 
     def in_run(self, run: RunScope) -> RunHooks:
         return _Replaying(self, run)

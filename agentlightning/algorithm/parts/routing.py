@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import KeepsRoutes
-
-if TYPE_CHECKING:
-    from agentlightning.algorithm.settings import TrainingSettings
 
 
 @dataclass(frozen=True, kw_only=True)

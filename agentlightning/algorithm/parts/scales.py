@@ -12,15 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Self
 
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update
+from agentlightning.algorithm.settings import TrainingSettings
 
-if TYPE_CHECKING:
-    from agentlightning.algorithm.settings import TrainingSettings
-
-RewardScale = Literal["none", "source"]
 KEPT = 0.9
 SMALLEST = 1e-3
 """Of the deviations: a data set whose rewards have never differed is not blown up."""

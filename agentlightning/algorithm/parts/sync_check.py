@@ -13,19 +13,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from agentlightning.algorithm.credit.ratios import mean_kl
 from agentlightning.algorithm.episode import Episode, made_call
 from agentlightning.algorithm.part import Minibatch, Part, PolicyHooks, PolicyScope, RunHooks, RunScope, Update, Updated
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.engine.base import Chunk, Engine, SamplingParams, concat
 from agentlightning.errors import EngineError
 from agentlightning.learner.base import Learner, PackedBatch, PassResult
 from agentlightning.learner.packing import CreditedCall, pack
 from agentlightning.types.arrays import Int32Array, np
-
-if TYPE_CHECKING:
-    from agentlightning.algorithm.settings import TrainingSettings
 
 PROMPT_TOKENS = 256
 """Of a prompt of the step; any of its beginnings is one to sample from."""

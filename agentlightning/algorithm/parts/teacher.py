@@ -18,21 +18,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from agentlightning.algorithm.credit.ratios import mean_gap
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import ComparedPass, Part, PolicyHooks, PolicyScope, Update
+from agentlightning.algorithm.parts.reference import Reference
 from agentlightning.algorithm.records import Record
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import Needs
 from agentlightning.errors import ConfigError, JudgeError
 from agentlightning.learner.packing import CreditedCall, pack
 from agentlightning.rendering.base import Rendering
 from agentlightning.types.arrays import Float32Array, Int32Array, np
 from agentlightning.types.call import Call
-
-if TYPE_CHECKING:
-    from agentlightning.algorithm.settings import TrainingSettings
 
 KEY = "AGL_TEACHER_KEY"
 """The environment variable with the endpoint's key."""
@@ -192,28 +191,28 @@ class Teacher(Record, Part):
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Teacher | None:
-        return settings.teacher if settings.credit_mode.teacher else None
+        return cls.given(settings) if settings.credit_mode.teacher else None
 
     @classmethod
     def check(cls, settings: TrainingSettings) -> None:
-        s = settings
+        s, own = settings, cls.given(settings)
         if not s.credit_mode.teacher:
             return
-        if s.teacher.model is None:
+        if own.model is None:
             raise ConfigError("Distilling needs the model to learn from: agl.Distill(model=…, teacher=…).")
-        if s.kl.coef or s.loss_spec.reference:
+        if Reference.given(s).coef or s.loss_spec.reference:
             raise ConfigError(
                 "The teacher is what the policy is compared with, so there is no other reference. Leave "
                 "kl_coef out, and take a loss without a reference."
             )
-        if s.teacher.url is not None and not re.match(r"https?://", s.teacher.url):
-            raise ConfigError(f"teacher_url is {s.teacher.url!r}; give an address such as 'http://localhost:8000/v1'.")
-        if s.teacher.url is not None and s.temperature != 1.0:
+        if own.url is not None and not re.match(r"https?://", own.url):
+            raise ConfigError(f"teacher_url is {own.url!r}; give an address such as 'http://localhost:8000/v1'.")
+        if own.url is not None and s.temperature != 1.0:
             raise ConfigError(
                 "A teacher behind an endpoint says how likely it finds tokens at temperature 1, and the policy samples "
                 f"at {s.temperature}. Leave temperature out, or load the teacher here: leave teacher_url out."
             )
-        if s.teacher.url is not None and s.filter_replay:
+        if own.url is not None and s.filter_replay:
             raise ConfigError(
                 "A teacher behind an endpoint says how likely it finds tokens among all, not among those that a filter "
                 "kept. Leave filter_replay out, or load the teacher here: leave teacher_url out."

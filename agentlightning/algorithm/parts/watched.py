@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Part, RunHooks, RunRecord, RunScope
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.verdicts import FALSE_ALARMS, absent_part, fall_of, has_risen
 from agentlightning.errors import ConfigError
 from agentlightning.types.finding import Finding, problem
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.episode import Sampled
-    from agentlightning.algorithm.settings import TrainingSettings
 
 BEST = 5
 """So many of the best-paid rollouts are named, to be read."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.measures import of_validation
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.stall import StallRule, watch_for_stalls
 from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.types import FINISHED_ROLLOUT, Dataset, EnqueueRolloutRequest, RolloutMode, RolloutStatus
-
-if TYPE_CHECKING:
-    from agentlightning.algorithm.settings import TrainingSettings
 
 STATUS_SECONDS = 1.0
 

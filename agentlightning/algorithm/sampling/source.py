@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.checkpoint import CheckpointInfo
@@ -26,6 +26,7 @@ from agentlightning.algorithm.credit.assignment import groups_to_learn_from
 from agentlightning.algorithm.episode import Episode, Sampled, collect
 from agentlightning.algorithm.sampling.rollouts import cancel, enqueue, finished_groups
 from agentlightning.algorithm.sampling.schedule import TaskSchedule
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.store.base import LightningStore
 from agentlightning.types import (
     Call,
@@ -39,9 +40,6 @@ from agentlightning.types import (
 from agentlightning.types.arrays import np
 from agentlightning.types.ids import random_hex
 from agentlightning.types.names import ANNOTATION, JUDGED
-
-if TYPE_CHECKING:
-    from agentlightning.algorithm.settings import TrainingSettings
 
 KEPT = (
     "Step {step}: {count} of {all} rollouts were finished before the run was interrupted, by the very weights that it "
