@@ -7,8 +7,9 @@ A new top-level package needs one line in `LAYERS`; an arrow between two package
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import agentlightning
@@ -209,6 +210,27 @@ def test_imports_point_one_way() -> None:
     for path in files:
         problems += complaints_about(path.read_text(), str(path.relative_to(ROOT.parent)))
     assert not problems, "\n" + "\n".join(problems)
+
+
+def _imported(path: Path, modules: Mapping[str, Path]) -> set[str]:
+    """Those of the modules that a file imports, however it is written: `from package import module`, too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            full = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in modules else node.module for name in full.values()}
+    return found & {*modules}
+
+
+def test_no_two_modules_import_each_other() -> None:
+    """Also not by way of others, inside functions, or for type checkers alone."""
+    files = {path.relative_to(ROOT.parent): path for path in package_files()}
+    modules = {".".join(short.with_suffix("").parts).removesuffix(".__init__"): path for short, path in files.items()}
+    del modules["agentlightning"]  # its exports are lazy
+    graph = {name: _imported(path, modules) - {name} for name, path in modules.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError with the modules
 
 
 def test_every_package_has_a_layer() -> None:

@@ -5,21 +5,24 @@ and the trainer itself in the role of a runner (AGL_CURRENT_ROLE=runner), with t
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Protocol
 
+from agentlightning.algorithm.base import Algorithm
 from agentlightning.backend.ray.cluster import require_ray
 from agentlightning.litagent import LitAgent
+from agentlightning.metrics import Console
 from agentlightning.metrics.notebook import default_console
 from agentlightning.runner.actors import RunnerActors, Work
 from agentlightning.runner.processes import RunnerProcesses
 from agentlightning.runner.remote import serve_rollouts
 from agentlightning.runner.sending import sent
+from agentlightning.tracer import Tracer
 from agentlightning.trainer.on_ray import ray_options
 from agentlightning.trainer.result import RunResult
+from agentlightning.trainer.strategy import Strategy
 from agentlightning.trainer.sync import stop_on_interrupt
-
-if TYPE_CHECKING:
-    from agentlightning.trainer.trainer import Trainer
+from agentlightning.types import Hook
 
 GIVE_UP_SECONDS = 120.0
 """A trainer in the role of a runner ends when the algorithm's store has been out of reach for so long."""
@@ -27,7 +30,21 @@ GIVE_UP_SECONDS = 120.0
 StartedRunners = RunnerProcesses | RunnerActors
 
 
-def started_runners(trainer: Trainer, agent: LitAgent[Any]) -> StartedRunners | None:
+class OwnerOfRunners(Protocol):
+    """A trainer, as runners see it."""
+
+    algorithm: Algorithm
+    strategy: Strategy
+    hooks: list[Hook]
+    tracer: Tracer
+    n_runners: int
+    concurrency: int
+    max_rollouts: int | None
+    console: Console | None
+    run_dir: Path
+
+
+def started_runners(trainer: OwnerOfRunners, agent: LitAgent[Any]) -> StartedRunners | None:
     """Those that the strategy asks for, not yet at work; None where it asks for others. Raises ConfigError for an agent
     that cannot be sent."""
     if trainer.strategy.runners == "ray":
@@ -46,7 +63,7 @@ def started_runners(trainer: Trainer, agent: LitAgent[Any]) -> StartedRunners | 
     )
 
 
-async def be_a_runner(trainer: Trainer, agent: LitAgent[Any]) -> RunResult:
+async def be_a_runner(trainer: OwnerOfRunners, agent: LitAgent[Any]) -> RunResult:
     """Run what the algorithm in another process asks for, until its store is gone."""
     stop = asyncio.Event()
     console = trainer.console or default_console()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from agentlightning.algorithm.base import OF_THE_TRAINER, Algorithm, PolicySpec
 from agentlightning.algorithm.prompts.budget import Budget, Prices
@@ -14,9 +14,6 @@ from agentlightning.arguments import GivenByName
 from agentlightning.backend import ModelSpec
 from agentlightning.errors import ConfigError
 from agentlightning.types import Demonstrations, PromptTemplate, RolloutConfig
-
-if TYPE_CHECKING:
-    from agentlightning.algorithm.prompts.run import PromptRun
 
 
 @dataclass
@@ -78,8 +75,8 @@ class PromptSettings(GivenByName, Algorithm):
     def policy(self) -> PolicySpec | None:
         return None if self.model is None else PolicySpec(ModelSpec(model=self.model))
 
-    async def search(self, run: PromptRun) -> None:
-        """Search until the last round or the end of the budget. Raises Stopped."""
+    async def search(self, run: Any) -> None:
+        """Search in `run`, a `PromptRun`, until the last round or the end of the budget. Raises Stopped."""
         raise NotImplementedError
 
     def least_rollouts(self, train: int, val: int) -> int:
