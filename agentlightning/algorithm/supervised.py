@@ -19,7 +19,8 @@ from pydantic import PositiveFloat
 
 from agentlightning.algorithm.credit.units import Normalization
 from agentlightning.algorithm.episode import Episode, Sampled, collect
-from agentlightning.algorithm.examples import (
+from agentlightning.algorithm.grpo import GRPO
+from agentlightning.algorithm.sampling.examples import (
     ExampleSource,
     chat_episodes,
     check_examples,
@@ -28,7 +29,6 @@ from agentlightning.algorithm.examples import (
     pair_of,
     refuse_sampling,
 )
-from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.sampling.schedule import TaskSchedule
 from agentlightning.algorithm.sampling.source import FinishedRollouts, Source
 from agentlightning.algorithm.settings import Advantage, Loss

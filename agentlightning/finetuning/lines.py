@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from agentlightning.algorithm.examples import Messages, messages_of, pair_of
+from agentlightning.algorithm.sampling.examples import Messages, messages_of, pair_of
 from agentlightning.errors import AgentLightningError, ConfigError
 
 MOST_BYTES = 8 << 20

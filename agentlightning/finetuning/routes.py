@@ -5,33 +5,51 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from agentlightning.finetuning import files
-from agentlightning.finetuning.files import Form, check_purpose, lifetime_of
-from agentlightning.finetuning.graders import run_grader, validate_grader
-from agentlightning.finetuning.keys import ADMIN
-from agentlightning.finetuning.records import Event
+from agentlightning.finetuning.files import Blobs, Files, Form, check_purpose, lifetime_of
+from agentlightning.finetuning.graders import HttpModels, run_grader, validate_grader
+from agentlightning.finetuning.jobs import Jobs, Quotas
+from agentlightning.finetuning.keys import ADMIN, Keys
+from agentlightning.finetuning.models import Catalog, Pool
+from agentlightning.finetuning.queue import Queue
+from agentlightning.finetuning.records import Event, Records
 from agentlightning.finetuning.wire import bad, listed, missing, new_id, page
 from agentlightning.gateway.exchange import Refusal
-
-if TYPE_CHECKING:
-    from agentlightning.finetuning.app import TrainingServer
 
 _MOST_BODY = 4 << 20
 """Of a body that is no file."""
 _UPLOAD_SECONDS = 3600
 
 
+class Services(Protocol):
+    """What the routes of a server work on."""
+
+    records: Records
+    quotas: Quotas
+    blobs: Blobs
+    files: Files
+    catalog: Catalog
+    jobs: Jobs
+    keys: Keys
+    queue: Queue
+    pool: Pool
+
+    def models(self, owner: str) -> HttpModels:
+        """Those that a key's graders may use."""
+        ...
+
+
 @dataclass(frozen=True)
 class Asked:
     """A request, and whose it is."""
 
-    server: TrainingServer
+    server: Services
     request: Request
     owner: str
 

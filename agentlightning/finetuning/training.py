@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from agentlightning.algorithm.checkpoint import list_checkpoints
-from agentlightning.algorithm.examples import chat_episodes, pair_episodes
+from agentlightning.algorithm.sampling.examples import chat_episodes, pair_episodes
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import AgentLightningError
 from agentlightning.files import atomic_write, open_private

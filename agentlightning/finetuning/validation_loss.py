@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentlightning.algorithm.episode import Episode
-from agentlightning.algorithm.examples import rendering_of
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
+from agentlightning.algorithm.sampling.examples import rendering_of
 from agentlightning.backend import POLICY
 from agentlightning.learner.packing import CreditedCall, pack, split_by_budget
 from agentlightning.types import Dataset

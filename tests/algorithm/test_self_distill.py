@@ -108,7 +108,7 @@ async def test_a_task_without_the_hint_is_refused() -> None:
     learner: Any = Learning()
     updater = Updater(agl.SelfDistill(model="calc", hint="worked"), learner, Reporter())
     prompt = load_rendering(CALC).render(QUESTION, None)
-    with pytest.raises(ConfigError, match="under 'worked' of each task"):
+    with pytest.raises(ConfigError, match="in its field 'worked'"):
         await updater.learn(asked(prompt, [np.array([5, 6], np.int32)]), 1e-4)
 
 

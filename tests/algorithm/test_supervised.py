@@ -11,7 +11,7 @@ import agentlightning as agl
 from agentlightning.algorithm.credit.assignment import credit
 from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.episode import Earned
-from agentlightning.algorithm.examples import chat_episode, check_examples, pair_episodes, pair_of
+from agentlightning.algorithm.sampling.examples import chat_episode, check_examples, pair_episodes, pair_of
 from agentlightning.errors import ConfigError
 from agentlightning.models import resolve_model
 from agentlightning.rendering import load_rendering

@@ -228,6 +228,7 @@ IMAGES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", PLAIN)
 async def test_a_few_words_stand_where_an_image_was(site: Site, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    header: Any = None
     for _ in range(2):
         status, header, answer = await post(site, PATHS[name], {**PLAIN[name], **IMAGES[name]})
         assert status == 200, answer
