@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from os import PathLike
 from types import UnionType
@@ -116,6 +116,30 @@ class Record:
     def as_flat(cls, name: str) -> dict[str, str]:
         """The flat names of its fields, where it is the record `name`."""
         return {own: flat for flat, (record, own) in FLAT.items() if record == name}
+
+
+class ByName:
+    """A dataclass that a setting may be given as, or its fields by name, as a file has them."""
+
+    @classmethod
+    def read(cls, given: Any, setting: str) -> Self:
+        """The object that the setting was given as. Raises ConfigError for what is none."""
+        if isinstance(given, cls):
+            return given
+        known = [f for f in fields(cls) if f.init]  # pyright: ignore[reportArgumentType]
+        needed = [f.name for f in known if f.default is MISSING and f.default_factory is MISSING]
+        name = cls.__name__
+        if not isinstance(given, Mapping):
+            example = f"agl.{name}({', '.join(f'{n}=…' for n in needed or ['…'])})".replace("…=…", "…")
+            raise ConfigError(f"{setting} is {given!r}; it takes {example}, or its settings by name.")
+        refuse_unknown(name, (), given, [f.name for f in known], None)
+        if missing := [n for n in needed if n not in given]:
+            raise ConfigError(f"{setting} needs {missing[0]}.")
+        return cls(**given)
+
+    def by_name(self) -> dict[str, Any]:
+        """Its fields, as a record of the run keeps them."""
+        return asdict(self)  # pyright: ignore[reportArgumentType]
 
 
 if TYPE_CHECKING:

@@ -20,10 +20,7 @@ import msgspec
 from pydantic import BaseModel
 
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.algorithm.parts.constraint import Constraint
-from agentlightning.algorithm.parts.group_judge import GroupJudge
-from agentlightning.algorithm.parts.league import League
-from agentlightning.algorithm.records import flattened
+from agentlightning.algorithm.records import ByName, flattened
 from agentlightning.dashboard import dashboard_url, served_with_dashboard
 from agentlightning.errors import AgentError, StoreError, message_of
 from agentlightning.files import atomic_write
@@ -101,10 +98,8 @@ def known_settings(run_dir: Path) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """A setting that is no JSON value, for people."""
-    if isinstance(value, GroupJudge):
-        return {**asdict(value), "rubric": value.rules}
-    if isinstance(value, League | Constraint):
-        return asdict(value)
+    if isinstance(value, ByName):
+        return value.by_name()
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.asdict(value)
     if isinstance(value, PurePath):

@@ -208,7 +208,7 @@ def test_it_is_read_from_files_and_repeated_from_a_runs_file(tmp_path: Path) -> 
         ({"constraint": {"part": "cost", "at_most": 1, "rate": 0}}, "above 0"),
         ({"constraint": {"part": "cost", "at_most": 1, "celling": 0}}, "celling"),
         ({"constraint": {"part": "", "at_most": 1}}, "name of a part"),
-        ({"constraint": {"at_most": 1}}, "it takes agl.Constraint"),
+        ({"constraint": {"at_most": 1}}, "constraint needs part"),
         ({"constraint": "cost"}, "it takes agl.Constraint"),
         ({"constraint": [CHEAP, CHEAP]}, "two bounds on 'cost'"),
         ({"constraint": CHEAP, "watched_parts": ["cost"]}, "'cost' is in watched_parts"),

@@ -14,7 +14,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 from agentlightning.algorithm.episode import Episode, reward_parts
@@ -27,10 +27,9 @@ from agentlightning.algorithm.part import (
     Updated,
     refuse_below_zero,
 )
-from agentlightning.algorithm.records import value_of
+from agentlightning.algorithm.records import ByName, value_of
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.verdicts import absent_part
-from agentlightning.arguments import refuse_unknown
 from agentlightning.errors import ConfigError
 from agentlightning.types.finding import Finding, problem
 
@@ -41,7 +40,7 @@ T_95 = 2.36
 
 
 @dataclass(frozen=True)
-class Constraint:
+class Constraint(ByName):
     """A bound on the mean of a part of the reward: `GRPO(constraint=agl.Constraint("cost", at_most=0.02))`."""
 
     part: str
@@ -88,23 +87,11 @@ class Constraint:
 def as_constraints(given: Any) -> tuple[Constraint, ...]:
     """The constraints that a setting means: none, one, or several, each an object or its settings by name."""
     several = [] if given is None else [*given] if isinstance(given, list | tuple) else [given]
-    found = tuple(_as_constraint(one) for one in several)
+    found = tuple(Constraint.read(one, "constraint") for one in several)
     names = [one.part for one in found]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"constraint has two bounds on {twice[0]!r}; give each part one.")
     return found
-
-
-def _as_constraint(given: Any) -> Constraint:
-    if isinstance(given, Mapping) and "part" in given:
-        refuse_unknown("Constraint", (), given, [f.name for f in fields(Constraint)], None)
-        return Constraint(**given)
-    if not isinstance(given, Constraint):
-        raise ConfigError(
-            f"constraint is {given!r}; it takes agl.Constraint('cost', at_most=0.02), in a file "
-            "{part: cost, at_most: 0.02}, or a list of them."
-        )
-    return given
 
 
 def recorded_constraints(settings: Mapping[str, Any]) -> tuple[Constraint, ...]:

@@ -15,7 +15,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -37,10 +37,9 @@ from agentlightning.algorithm.prompts.critic import (
     Question,
     ask,
 )
-from agentlightning.algorithm.records import refuse_other_kinds, refuse_out_of_bounds, value_of
+from agentlightning.algorithm.records import ByName, refuse_other_kinds, refuse_out_of_bounds, value_of
 from agentlightning.algorithm.sampling.rollouts import Stopped
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.arguments import refuse_unknown
 from agentlightning.errors import ConfigError, JudgeError
 from agentlightning.gateway.routing.spending import TokenPrice, Usage
 from agentlightning.store.base import LightningStore
@@ -81,7 +80,7 @@ def _said(message: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupJudge(Part):
+class GroupJudge(ByName, Part):
     """A model scores the rollouts of a task together: `GRPO(…, group_judge=agl.GroupJudge(base_url=…, model=…))`."""
 
     model: str
@@ -161,6 +160,10 @@ class GroupJudge(Part):
         except (OSError, ValueError) as error:
             raise ConfigError(f"The judge's rubric cannot be read: {error}.") from error
 
+    def by_name(self) -> dict[str, Any]:
+        """With the text of the rubric, whose file may change."""
+        return {**super().by_name(), "rubric": self.rules}
+
     @classmethod
     def of(cls, settings: TrainingSettings) -> GroupJudge | None:
         return as_judge(value_of(settings, "group_judge"))
@@ -190,16 +193,7 @@ class GroupJudge(Part):
 
 def as_judge(given: GroupJudge | Mapping[str, Any] | None) -> GroupJudge | None:
     """The judge that a setting means: one, or its settings by name."""
-    if given is None or isinstance(given, GroupJudge):
-        return given
-    if not isinstance(given, Mapping):
-        raise ConfigError(
-            f"group_judge is {given!r}; it takes agl.GroupJudge(base_url=…, model=…), or these settings by name."
-        )
-    refuse_unknown("GroupJudge", (), given, [f.name for f in fields(GroupJudge)], None)
-    if "model" not in given:
-        raise ConfigError("group_judge needs model.")
-    return GroupJudge(**given)
+    return None if given is None else GroupJudge.read(given, "group_judge")
 
 
 class Judge:

@@ -13,16 +13,16 @@ those of the same strength. With `latest` the policy plays its newest self only,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
-from agentlightning.algorithm.records import value_of
+from agentlightning.algorithm.records import ByName, value_of
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.arguments import explained_class, refuse_unknown
+from agentlightning.arguments import explained_class
 from agentlightning.backend import Backend, TakesUp
 from agentlightning.errors import ConfigError
 from agentlightning.types.arrays import Array, np
@@ -66,7 +66,7 @@ DRAWS: dict[str, Draw] = {"latest": latest, "uniform": uniform, "pfsp": pfsp, "p
 
 @explained_class
 @dataclass(frozen=True, kw_only=True)
-class League(Part):
+class League(ByName, Part):
     """How a policy plays against its earlier selves: `GRPO(…, league="pfsp")`, or `league=agl.League(…)`."""
 
     draw: str | Draw = "pfsp"
@@ -120,12 +120,9 @@ class League(Part):
 
 def as_league(given: League | str | Mapping[str, Any] | None) -> League | None:
     """The league that a setting means: one, the name of a draw, or its settings by name."""
-    if isinstance(given, str):
-        return League(draw=given)
-    if isinstance(given, Mapping):
-        refuse_unknown("League", (), given, [f.name for f in fields(League)], None)
-        return League(**given)
-    return given
+    if given is None:
+        return None
+    return League(draw=given) if isinstance(given, str) else League.read(given, "league")
 
 
 @dataclass(slots=True)
