@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -110,6 +111,7 @@ async def create_file(asked: Asked) -> Any:
         check_purpose(form.fields.get("purpose"))
         lifetime = lifetime_of(form.fields)
         _check_stored(asked, incoming.size)
+        await asyncio.to_thread(incoming.sync)
         content = incoming.keep()
     return files.seen(server.files.add(asked.owner, content, form.filename or "file", form.fields["purpose"], lifetime))
 
@@ -191,6 +193,7 @@ async def add_part(asked: Asked) -> Any:
         form = Form(asked.request.headers.get("content-type", ""), incoming, declared - sent["n"])
         await form.read(asked.request.stream())
         _check_form(form, "data")
+        await asyncio.to_thread(incoming.sync)
         content = incoming.keep()
     now, key = int(time.time()), new_id("part_")
     server.records.add("parts", id=key, upload=asked.id, sha256=content.sha256, bytes=content.size, created_at=now)
@@ -206,7 +209,7 @@ async def complete_upload(asked: Asked) -> Any:
         raise bad("part_ids is a list of the parts of this upload.", "part_ids")
     if sum(parts[key]["bytes"] for key in wanted) != said["bytes"]:
         raise bad(f"The parts are to have {said['bytes']} bytes together.", "part_ids")
-    content = server.blobs.joined([parts[key]["sha256"] for key in wanted], order.get("md5"))
+    content = await server.blobs.joined([parts[key]["sha256"] for key in wanted], order.get("md5"))
     with server.records.transaction():
         file = server.files.add(asked.owner, content, said["filename"], said["purpose"], lifetime_of(said))
         server.files.end_upload(asked.id, status="completed", file=file["id"])

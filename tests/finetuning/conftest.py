@@ -80,6 +80,7 @@ def serve(tmp_path: Path) -> Serve:
     @asynccontextmanager
     async def started(key: str = "any", **settings: Any) -> AsyncIterator[tuple[TrainingServer, openai.AsyncOpenAI]]:
         bases = {name: BaseModel(name, "calc") for name in ("calc", "gpt-4.1-mini")}
+        bases["adapted"] = BaseModel("adapted", "calc", {"lora_rank": 4})
         made = ServerSettings(**{"port": 0, "command": FAKE, **settings})
         server = TrainingServer(tmp_path / "served", bases, made)
         await server.start()

@@ -17,8 +17,28 @@ import pytest
 
 from .conftest import chats, events, pairs, polled, until, upload
 
-KILLS = 4
-STEPS = 32
+GRADER = {
+    "type": "string_check",
+    "name": "nine",
+    "operation": "like",
+    "input": "{{ sample.output_text }}",
+    "reference": "9",
+}
+ROWS: dict[str, Any] = {
+    "supervised": chats(32),
+    "dpo": pairs(32),
+    "reinforcement": [{"messages": chat["messages"][:1]} for chat in chats(16)],
+}
+OWN: dict[str, Any] = {
+    "supervised": {"hyperparameters": {"n_epochs": 4, "batch_size": 4}},
+    "dpo": {"hyperparameters": {"n_epochs": 4, "batch_size": 4}},
+    "reinforcement": {
+        "grader": GRADER,
+        "hyperparameters": {"n_epochs": 4, "batch_size": 4, "compute_multiplier": 0.5, "eval_interval": 8},
+    },
+}
+STEPS = {"supervised": 32, "dpo": 32, "reinforcement": 16}
+KILLS = {"supervised": 4, "dpo": 4, "reinforcement": 2}
 
 
 class Killed:
@@ -26,7 +46,9 @@ class Killed:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        (folder / "models.json").write_text(json.dumps({"calc": {"model": "calc", "deterministic": True}}))
+        (folder / "models.json").write_text(
+            json.dumps({"calc": {"model": "calc", "deterministic": True, "max_context": 64}})
+        )
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
@@ -55,10 +77,9 @@ class Killed:
         self._process.send_signal(number)
         self._process.wait(60)
 
-    def weights(self, job: str) -> bytes:
-        return (
-            self._folder / "served/runs" / job / f"checkpoints/step-{STEPS:06d}/model/model.safetensors"
-        ).read_bytes()
+    def weights(self, job: str, step: int) -> bytes:
+        checkpoint = self._folder / "served/runs" / job / f"checkpoints/step-{step:06d}"
+        return (checkpoint / "model/model.safetensors").read_bytes()
 
 
 async def steps_of(client: openai.AsyncOpenAI, job: str) -> int:
@@ -68,34 +89,33 @@ async def steps_of(client: openai.AsyncOpenAI, job: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["supervised", "dpo"])
+@pytest.mark.parametrize("kind", STEPS)
 async def test_a_job_survives_its_server(tmp_path: Path, kind: str) -> None:
-    server, rng = Killed(tmp_path), random.Random(0)
+    server, rng, steps = Killed(tmp_path), random.Random(0), STEPS[kind]
     client = server.client
     await server.start()
     try:
-        file = await upload(client, chats(32) if kind == "supervised" else pairs(32))
-        method: Any = {"type": kind, kind: {"hyperparameters": {"n_epochs": 4, "batch_size": 4}}}
-        made = [
-            await client.fine_tuning.jobs.create(model="calc", training_file=file, method=method, seed=3)
-            for _ in range(2)
-        ]
+        train, val = await upload(client, ROWS[kind]), await upload(client, ROWS[kind][:2])
+        asked: Any = {"training_file": train, "validation_file": val, "method": {"type": kind, kind: OWN[kind]}}
+        made = [await client.fine_tuning.jobs.create(model="calc", seed=3, **asked) for _ in range(2)]
         disturbed, calm = (job.id for job in made)
-        for number in range(KILLS):
+        for number in range(KILLS[kind]):
             await until(client, disturbed, "running", "succeeded", seconds=60)
-            await polled(lambda: steps_of(client, disturbed), lambda n, least=6 * number: n > least, 120)
+            least = number * steps // (KILLS[kind] + 1)
+            await polled(lambda: steps_of(client, disturbed), lambda n, least=least: n > least, 120)
             await asyncio.sleep(rng.random())
             server.end(signal.SIGKILL)
             await server.start()
         for job in (disturbed, calm):
-            assert (await until(client, job, seconds=180)).status == "succeeded"
+            assert (await until(client, job, seconds=240)).status == "succeeded"
             said = await events(client, job)
-            assert [e.data["step"] for e in said if e.type == "metrics"] == list(range(1, STEPS + 1))
+            first = 0 if kind == "reinforcement" else 1  # which is validated before
+            assert [e.data["step"] for e in said if e.type == "metrics"] == list(range(first, steps + 1))
             assert [e.message for e in said].count("The job has successfully completed") == 1
             kept = [c.step_number async for c in client.fine_tuning.jobs.checkpoints.list(job)]
-            assert len(set(kept)) == 3  # a server's end may have made one between two others
-            assert kept[0] == STEPS
-        assert server.weights(disturbed) == server.weights(calm)
+            assert len(set(kept)) == len(kept) >= 3  # a server's end may have made one between two others
+            assert kept[0] == steps
+        assert server.weights(disturbed, steps) == server.weights(calm, steps)
     finally:
         server.end(signal.SIGTERM)
         await client.close()

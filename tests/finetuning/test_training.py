@@ -98,6 +98,25 @@ async def test_a_job_trains_an_agent(serve: Serve) -> None:
         assert [s["step"] for s in steps] == [0, 1, 2]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_an_adapter_is_trained_served_and_trained_further(serve: Serve) -> None:
+    async with serve(command=TRAINING) as (_, client):
+        train, model, said = await upload(client, chats(8)), "adapted", []
+        for _ in range(2):
+            job = await client.fine_tuning.jobs.create(
+                model=model, training_file=train, hyperparameters={"n_epochs": 2, "batch_size": 4}
+            )
+            done = await until(client, job.id, seconds=TIMEOUT)
+            assert done.status == "succeeded", done.error
+            steps: list[Any] = [e.data for e in await events(client, job.id) if e.type == "metrics"]
+            said += [s["train_loss"] for s in steps]
+            model = done.fine_tuned_model
+        assert said[4] < said[0], "the second job went on from the first one's adapter"
+        answer = await client.responses.create(model=model, input="5 + 1?", max_output_tokens=8)
+        assert answer.output_text is not None
+
+
 async def chat_and_delete(client: openai.AsyncOpenAI, model: str, checkpoint: str, kind: str) -> None:
     asked: Any = [{"role": "user", "content": "5 + 1?"}]
     said = await client.chat.completions.create(model=model, messages=asked, temperature=0, max_tokens=16)
