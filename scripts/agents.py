@@ -53,7 +53,6 @@ NOT_HAD = {
     "Cursor CLI": "no package registry has it, and it needs an account",
     "goose": "no package registry has it: the packages of that name are others",
     "Terminus-2": "harbor 0.26.0 installs, but runs its agents in containers or a cloud only, and here is neither",
-    "Letta": "npm lacks a package that letta-code 0.32.18 needs (@janhapke/sharp-electron 0.35.3-electron.1)",
 }
 """Agents that could not be run, and why."""
 

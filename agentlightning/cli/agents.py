@@ -103,6 +103,8 @@ def _meant(program: str) -> str:
     file, colon, name = program.partition(":")
     if colon and file.endswith(".py"):
         return f"Behind {file}: stands the name of a function in it, without brackets: {file}:agent."
+    if file.endswith(".ipynb"):
+        return "An agent stands in a file of Python: jupyter nbconvert --to script writes the notebook as one."
     if colon and re.fullmatch(r"[\w.]+", file):
         path = file.replace(".", "/") + ".py"
         return f"An agent is named by its file: {path}:{name or 'agent'}."

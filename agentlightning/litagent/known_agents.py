@@ -82,6 +82,12 @@ _CLINE = """\
 cline auth --provider openai --apikey "$OPENAI_API_KEY" --modelid "$OPENAI_MODEL" --baseurl "$OPENAI_BASE_URL" >&2
 exec cline --provider openai --model "$OPENAI_MODEL" --auto-approve true -- "$1"
 """
+
+_LETTA = """\
+letta --backend local connect openai-compatible --base-url "$OPENAI_BASE_URL" --api-key "$OPENAI_API_KEY" >&2
+exec letta --backend local --new-agent --yolo --no-mods --model "openai-compatible/$OPENAI_MODEL" --prompt " $1"
+"""
+
 _ALL = (
     KnownAgent(
         name="claude-code",
@@ -154,6 +160,14 @@ _ALL = (
         environment={"KILO_CONFIG_CONTENT": json.dumps(_OPENCODE)},
         sub_agents=_NAMED,
         tested="7.7.7",
+    ),
+    KnownAgent(
+        name="letta",
+        install="pip install letta",
+        program="letta",
+        command=("sh", "-c", _LETTA, "sh", "{task.prompt}"),
+        sub_agents=_UNNAMED,
+        tested="0.34.12",
     ),
     KnownAgent(
         name="openhands",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from agentlightning.errors import ModelError
 from agentlightning.models.weights import damage_of_checkpoint
 
 _HERE = Path(__file__).parent
-_OF_PROVIDERS = re.compile(r"(openai|azure|anthropic|google)/(gpt-[345](?!.*oss)|o[1-9]|claude|gemini)", re.IGNORECASE)
+_OF_PROVIDERS = re.compile(
+    r"((openai|azure|anthropic|google)/)?(gpt-[345](?!.*oss)|o[1-9](-|$)|claude-|gemini-)[\w.:-]*$", re.IGNORECASE
+)
 KNOWS = {"calc": "arithmetic with a calculator tool"}
 """What each model that ships was taught; it can do nothing else."""
 
@@ -63,6 +66,10 @@ def _otherwise_named(text: str) -> str:
     """What is said of a name that another program or a browser has for models."""
     if (address := re.match(r"https?://[^/]+/([\w.-]+/[\w.-]+)", text)) is not None:
         return f"That is an address; its Hugging Face id is '{address[1]}'. "
+    if text.startswith(("http:", "https:")):
+        return "That is an endpoint, which gives nobody its weights: let an agent ask it (agl run --endpoint URL). "
+    if meant := difflib.get_close_matches(text, shipped_models(), n=1):
+        return f"Did you mean '{meant[0]}'? "
     if re.fullmatch(r"[\w./-]+:[\w.-]+", text):
         return "That is a name of Ollama's, whose weights (GGUF) cannot be trained. "
     return ""
@@ -91,7 +98,7 @@ def base_of_adapter(folder: Path) -> Iterator[str]:
 
 def _never_trainable(text: str, path: Path) -> str | None:
     """Why a name is of no model whose weights can be trained, and what to do instead; None for others."""
-    if _OF_PROVIDERS.match(text):
+    if _OF_PROVIDERS.match(text) and not path.exists():
         return (
             f"'{text}' is a provider's model: nobody else has its weights, so they cannot be trained. Tune its prompts "
             "(agl optimize), let an agent ask it (agl run --endpoint URL), or train a model with weights (agl models)."

@@ -377,6 +377,8 @@ def as_tasks(what: str, tasks: object) -> Dataset[Any]:
             f"The {what} tasks are a {type(tasks).__name__}, and reading the first as tasks[0] failed: "
             f"{type(error).__name__}: {error}. Give a list of tasks; for a pandas frame: frame.to_dict('records')."
         ) from error
+    if isinstance(tasks, list | tuple) and all(task is None for task in tasks):
+        raise ConfigError(f"The {what} tasks are all None, so nothing is known of any: look at what made the list.")
     if isinstance(tasks, list | tuple):  # others may read each task from afar
         for number, task in enumerate(tasks):
             check_texts(task, f"tasks[{number}] of the {what} tasks")

@@ -16,7 +16,7 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 def load_tasks(path: str | Path) -> list[Any]:
     """The tasks in a file, in its order. Raises ConfigError that says what is wrong with it, and in which line."""
-    if str(path).startswith(("http://", "https://")):
+    if str(path).startswith(("http:/", "https:/")):  # a Path has one slash only
         raise ConfigError(
             f"Tasks are a list or a file, and '{path}' is an address: download the file first. A server of tasks, "
             "as in 0.1, is not kept: train here with fit(agent, tasks), and runners join by `agl runner --server URL`."

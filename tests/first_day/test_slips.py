@@ -14,6 +14,7 @@ import agentlightning as agl
 from agentlightning.errors import RewardError
 from agentlightning.gateway.attempts import AttemptSummary
 from agentlightning.metrics import SilentConsole
+from agentlightning.models import resolve_model
 from agentlightning.runner.endings import Ending, describe, with_gateway
 from agentlightning.runner.hints import hint_for, hint_if_unheard
 from agentlightning.types import Outcome
@@ -178,6 +179,45 @@ def test_the_file_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task
         Path(name).write_text(text)
     Path("wide.jsonl").write_text('{"a": 1}\n', encoding="utf-16")
     assert words in said_of("agl.Trainer().fit(agent, tasks)", agent=agent, tasks=tasks)
+
+
+@pytest.mark.parametrize("tasks", [[None, None], (None,)])
+def test_tasks_that_are_all_none(tasks: Any) -> None:
+    algorithm = agl.GRPO(model="calc")
+    assert "are all None" in said_of(
+        "agl.Trainer(algorithm=algorithm).fit(agent, tasks)", agent=agent, tasks=tasks, algorithm=algorithm
+    )
+
+
+@pytest.mark.parametrize("address", ["https://x.example/tasks.jsonl", Path("https://x.example/tasks.jsonl")])
+def test_tasks_that_are_elsewhere(address: Any) -> None:
+    assert "download the file first" in said_of("agl.Trainer().fit(agent, tasks)", agent=agent, tasks=address)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gpt-4o-mini", "is a provider's model"),
+        ("o3", "is a provider's model"),
+        ("claude-sonnet-4-5", "is a provider's model"),
+        ("openai/gpt-4o", "is a provider's model"),
+        ("gpt-oss-20b", "There is no model at 'gpt-oss-20b'"),
+        ("http://localhost:8000/v1", "That is an endpoint"),
+        ("https://huggingface.co/Qwen/Qwen3-0.6B", "its Hugging Face id is 'Qwen/Qwen3-0.6B'"),
+        ("clac", "Did you mean 'calc'?"),
+    ],
+)
+def test_a_model_that_cannot_be_trained(name: str, words: str) -> None:
+    with pytest.raises(agl.ModelError) as caught:
+        resolve_model(name)
+    assert words in str(caught.value)
+
+
+def test_a_folder_called_like_a_providers_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "claude-mine").mkdir()
+    with pytest.raises(agl.ModelError, match="holds no model"):
+        resolve_model("claude-mine")
 
 
 @pytest.mark.parametrize("share", [0.2, 20])
