@@ -77,7 +77,6 @@ def answer(command: str) -> str:
         ("train --agent agent:agent --tasks tasks.jsonl", "An agent is named by its file: agent.py:agent"),
         ("train --agent agent.ipynb:run --tasks tasks.jsonl", "jupyter nbconvert --to script"),
         ("train --agent agent.py:agent --tasks https://x.example/t.jsonl", "download the file first"),
-        ("train --agent 'sh plain.sh {question}' --tasks tasks.jsonl", "{task.question}"),
         ('train --agent agent.py:agent --tasks tasks.jsonl --set {"steps":5}', "give NAME=VALUE"),
         ("train --agent pkg.agent:run --tasks tasks.jsonl", "named by its file: pkg/agent.py:run"),
         ("train --agent agent.py: --tasks tasks.jsonl", "the name of a function in it"),

@@ -13,6 +13,7 @@ import agentlightning as agl
 from agentlightning.algorithm.verdicts import unheard
 from agentlightning.errors import AgentError, kind_of
 from agentlightning.gateway.attempts import AttemptSummary
+from agentlightning.litagent.placeholders import fill
 from agentlightning.litagent.program import parse_reward
 from agentlightning.litagent.program_words import ended_badly, shown
 from agentlightning.metrics import SilentConsole
@@ -230,3 +231,9 @@ def test_a_reward_that_is_somewhere_else_than_it_was_said_to_be(
 def test_a_grader_and_another_place_for_the_reward(reward: Any) -> None:
     with pytest.raises(agl.ConfigError, match="would have no effect"):
         agl.Program(["true"], reward=reward, grader=["true"])
+
+
+def test_a_field_in_braces_alone() -> None:
+    with pytest.raises(ConfigError, match=r"\{task\.question\} there"):
+        fill(["python", "a.py", "{question}"], {"question": "1 + 1"})
+    assert fill(["awk", "{print}", "{other}"], {"question": 1}) == ["awk", "{print}", "{other}"]
