@@ -234,6 +234,6 @@ def test_a_grader_and_another_place_for_the_reward(reward: Any) -> None:
 
 
 def test_a_field_in_braces_alone() -> None:
-    with pytest.raises(ConfigError, match=r"\{task\.question\} there"):
+    with pytest.raises(agl.ConfigError, match=r"\{task\.question\} there"):
         fill(["python", "a.py", "{question}"], {"question": "1 + 1"})
     assert fill(["awk", "{print}", "{other}"], {"question": 1}) == ["awk", "{print}", "{other}"]
