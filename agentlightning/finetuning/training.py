@@ -27,13 +27,14 @@ from agentlightning.algorithm.sampling.examples import chat_episodes, pair_episo
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import AgentLightningError
 from agentlightning.files import atomic_write, open_private
-from agentlightning.finetuning.graders import HttpModels
+from agentlightning.finetuning.graders import parse_grader
 from agentlightning.finetuning.graders.agent import GradedCompletion
 from agentlightning.finetuning.graders.measures import GraderMeasures
 from agentlightning.finetuning.lines import LineError, Lines
 from agentlightning.finetuning.recipe import BaseModel, algorithm
 from agentlightning.finetuning.requests import Integration, Method
 from agentlightning.finetuning.validation_loss import ValidationLoss
+from agentlightning.gateway import Provider
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import SilentConsole, Sink
 from agentlightning.metrics.jsonl import METRICS_FILE
@@ -132,24 +133,31 @@ async def _train(folder: Path, job: Job, stop: asyncio.Event) -> Any:
         run_dir=folder,
         resume=folder if resumes else None,
         console=SilentConsole(),
+        models=_models(job),
         sinks=[_Nudge(), *_trackers(job, folder)],
     )
     if kind != "reinforcement":
         return await trainer.fit_async(None, train, None, stop=stop)
-    models = HttpModels(os.environ[MODELS_URL], os.environ[MODELS_KEY])
-    try:
-        return await trainer.fit_async(_agent(job, models), train, val, stop=stop)
-    finally:
-        await models.close()
+    return await trainer.fit_async(_agent(job), train, val, stop=stop)
 
 
-def _agent(job: Job, models: HttpModels) -> LitAgent[Any]:
+def _models(job: Job) -> dict[str, Provider]:
+    """The models that the job's grader asks, which the server has."""
+    told = job.method.reinforcement
+    if told is None or told.grader is None:
+        return {}
+    url, key = os.environ[MODELS_URL], os.environ[MODELS_KEY]
+    names = parse_grader(told.grader).models
+    return {name: Provider(base_url=url, api_key=key, model=name) for name in names}
+
+
+def _agent(job: Job) -> LitAgent[Any]:
     if job.agent is not None:
         return load_agent(job.agent)
     told = job.method.reinforcement
     assert told is not None
     assert told.grader is not None
-    return GradedCompletion(told.grader, response_format=told.response_format, models=models)
+    return GradedCompletion(told.grader, response_format=told.response_format)
 
 
 def _with_validation(settings: TrainingSettings, kind: str, val: Lines | None) -> TrainingSettings:

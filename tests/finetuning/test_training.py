@@ -83,6 +83,31 @@ async def test_a_reinforcement_job_with_a_python_grader(serve: Serve) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+async def test_a_grader_asks_a_model_of_this_server_as_the_jobs_owner(serve: Serve) -> None:
+    judge: Any = {
+        "type": "score_model",
+        "name": "judged",
+        "model": "calc",
+        "input": [{"role": "user", "content": "Rate {{ sample.output_text }}"}],
+        "sampling_params": {"max_completions_tokens": 60, "temperature": 0},
+    }
+    async with serve(command=TRAINING, key="boss", admin_key="boss") as (_, boss):
+        made: Any = await boss.post("/organization/admin_api_keys", body={"name": "anna"}, cast_to=object)
+        anna = boss.with_options(api_key=made["value"])
+        tried = await anna.fine_tuning.alpha.graders.run(grader=judge, model_sample="7", item={})
+        assert not tried.metadata.errors.model_grader_server_error
+        file = await upload(anna, [{"messages": chat["messages"][:1]} for chat in chats(4)])
+        hyper: Any = {"batch_size": 2, "compute_multiplier": 0.25}
+        method: Any = {"type": "reinforcement", "reinforcement": {"grader": judge, "hyperparameters": hyper}}
+        job = await anna.fine_tuning.jobs.create(model="calc", training_file=file, validation_file=file, method=method)
+        done = await until(anna, job.id, seconds=TIMEOUT)
+        said = [e.message for e in await events(anna, job.id)]
+        assert "server_error" not in str(done.error), done.error
+        assert any(one.startswith("Step 0") for one in said), said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 async def test_a_job_trains_an_agent(serve: Serve) -> None:
     tasks = [{"question": f"How much is {n} and 3?", "answer": n + 3} for n in range(8)]
     agents = {"sums": f"{ROOT}/examples/calc/calc_agent.py:calc_agent"}

@@ -68,10 +68,10 @@ class GradedCompletion(LitAgent[Any]):
 
     def check_resources(self, resources: NamedResources) -> None:
         """Raises ConfigError where the policy would grade itself, and be trained on its grades."""
-        policies = {resource.model for resource in resources.values() if isinstance(resource, LLM)}
-        if self._models is None and (own := sorted(policies & self.grader.models)):
+        asked = next((resource.model for resource in resources.values() if isinstance(resource, LLM)), None)
+        if self._models is None and asked in self.grader.models:
             raise ConfigError(
-                f"The grader asks the model {own[0]!r}, which is the one that is trained. Give another model in "
+                f"The grader asks the model {asked!r}, which is the one that is trained. Give another model in "
                 "Trainer(models={…}), and its name in the grader."
             )
 
