@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
@@ -320,6 +320,10 @@ class Gateway:
     def open_calls(self, rollout_id: str, attempt_id: str) -> int:
         """How many requests of the attempt are being answered right now."""
         return self._attempts.open_calls(rollout_id, attempt_id)
+
+    def warn_with(self, warn: Callable[[str], None]) -> None:
+        """Have `warn` called, once for each part of requests that the model does not get, and nothing logged of it."""
+        self._app.warn_with(warn)
 
     @property
     def turned_away(self) -> Mapping[str, int]:

@@ -476,6 +476,7 @@ class Trainer(GivenByName):
             secret=strategy.secret,
             folder=self.run_dir,
         )
+        served.gateway.warn_with(reporter.warn)
         if models:
             reporter.measure_too(lambda: as_metrics(served.gateway.spent, models))
             stack.callback(self._settle, served.gateway, reporter)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from openai import AsyncOpenAI
 
 import agentlightning as agl
 from agentlightning.errors import RewardError
@@ -265,6 +266,28 @@ def test_what_is_no_reward(reward: Any) -> None:
 def test_a_field_that_the_task_has_not(task: Any, words: str | None) -> None:
     said = describe(KeyError("question"), task)
     assert (words or "The task has") in said if words else "The task has" not in said
+
+
+def test_an_image_for_a_model_that_reads_text(tmp_path: Path) -> None:
+    """It is said at the first call that has one, before anything is learned."""
+
+    async def shows(task: Any, llm: agl.LLM) -> float:
+        part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+        async with AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:
+            asked: Any = [{"role": "user", "content": [{"type": "text", "text": task}, part]}]
+            await client.chat.completions.create(model=llm.model, max_tokens=4, messages=asked)
+        return 1.0
+
+    warned: list[str] = []
+
+    class Console(SilentConsole):
+        def warn(self, text: str) -> None:
+            warned.append(text)
+
+    trainer = agl.Trainer(algorithm=agl.GRPO(model="calc"), run_dir=tmp_path / "run", console=Console())
+    trainer.dev(shows, ["What is 1 + 2?", "What is 2 + 2?"])
+    (said,) = [text for text in warned if "image_url" in text]
+    assert "this model reads text only" in said
 
 
 def test_an_agent_that_exits(tmp_path: Path) -> None:

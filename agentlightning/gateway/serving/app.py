@@ -127,6 +127,9 @@ class GatewayApp:
         else:
             await self._nowhere(match, rest, scope, send)
 
+    def warn_with(self, warn: Callable[[str], None]) -> None:
+        self._reader.warn = warn
+
     async def _nowhere(self, match: re.Match[str] | None, rest: str, scope: Scope, send: Send) -> None:
         """Answer a request for something that is not served, in the shape that its client reads."""
         if rest in _GREETINGS and scope["method"] in ("GET", "HEAD"):

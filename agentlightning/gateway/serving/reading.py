@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -74,6 +74,7 @@ class Reader:
         self._large = large
         self._strict = strict
         self._warned: set[str] = set()
+        self.warn: Callable[[str], None] = lambda text: logger.warning("%s", text)
 
     async def read(self, incoming: Incoming, receive: Receive) -> CallRequest | int | Mapping[str, Any]:
         """What a request asks; how many tokens it has, where that is all it asks and is known by now; or the body as it
@@ -94,9 +95,7 @@ class Reader:
         for one in left_out:
             if one.kind == "unavailable" and one.field not in self._warned and len(self._warned) < _MOST_WARNED:
                 self._warned.add(one.field)
-                logger.warning(
-                    "Left out of a request: %s. Reason: %s. The model answers without it.", one.field, one.why
-                )
+                self.warn(f"Left out of a request: {one.field}. Reason: {one.why}. The model answers without it.")
 
     def _served(self, request: CallRequest, target: Target) -> CallRequest:
         return as_served(request, target.rendering, scores_prompts=target.scores_prompts)
