@@ -37,10 +37,13 @@ def run_training_server(
     try:
         from agentlightning.finetuning.app import ServerSettings, TrainingServer
         from agentlightning.finetuning.models import read_bases
+        from agentlightning.finetuning.recipe import check
     except ModuleNotFoundError as error:
         raise missing_extra("finetuning", error.name or "python-multipart") from error
 
     bases = read_bases(base_models, [model] if model else [])
+    for base in bases.values():
+        check(base)
     settings = ServerSettings(
         host=host,
         port=port,

@@ -14,6 +14,7 @@ from typing import Any
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.supervised import DPO, SFT
+from agentlightning.errors import AgentLightningError
 from agentlightning.finetuning.requests import Method
 
 KEPT = 3
@@ -52,6 +53,14 @@ def take(method: Method, lines: int, base: BaseModel) -> dict[str, Any]:
         taken["reasoning_effort"] = "default"
     algorithm(method.type, taken, lines, base, seed=0)
     return taken
+
+
+def check(base: BaseModel) -> None:
+    """Raises ConfigError or ModelError for a model that is nowhere, and for settings that training does not have."""
+    try:
+        take(Method(type="supervised"), 1, base)
+    except AgentLightningError as error:
+        raise type(error)(f"The base model '{base.name}' cannot be trained. {error}") from None
 
 
 def algorithm(kind: str, taken: Mapping[str, Any], lines: int, base: BaseModel, *, seed: int) -> TrainingSettings:

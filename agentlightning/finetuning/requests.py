@@ -143,7 +143,14 @@ def read(kind: type[T], body: bytes | Mapping[str, Any]) -> T:
         words = str(error)
         where = _WHERE.search(words)
         inner = _UNKNOWN.search(words)
-        path = [p for p in ((where[1].lstrip(".") if where else ""), (inner[1] or inner[2]) if inner else "") if p]
+        path = [
+            p
+            for p in (
+                (where[1].lstrip(".").replace("[...]", "") if where else ""),
+                (inner[1] or inner[2]) if inner else "",
+            )
+            if p
+        ]
         code = "missing_required_parameter" if inner and inner[2] else "unknown_parameter" if inner else "invalid_value"
         raise bad(f"{_WHERE.sub('', words)}.", ".".join(path) or None, code) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

@@ -13,8 +13,9 @@ import pytest
 from openai.types.fine_tuning.job_create_params import JobCreateParams
 from typing_extensions import is_typeddict
 
-from agentlightning.errors import ConfigError
+from agentlightning.errors import AgentLightningError, ConfigError
 from agentlightning.finetuning.models import read_bases
+from agentlightning.finetuning.recipe import BaseModel, check
 from agentlightning.finetuning.requests import JobRequest
 from agentlightning.finetuning.routes import ROUTES
 
@@ -96,6 +97,10 @@ def test_the_models_of_the_page_are_read(tmp_path: Path) -> None:
         "gpt-4.1": "Qwen/Qwen3-4B",
     }
     assert found["gpt-4.1"].settings == {"lora_rank": 16, "dtype": "bfloat16"}
+    for wrong in (BaseModel("a", "no-such-model"), BaseModel("a", "calc", {"colour": "red"})):
+        with pytest.raises(AgentLightningError, match="base model 'a'"):
+            check(wrong)
+    check(BaseModel("a", "calc", {"lora_rank": 4}))
     for wrong in ("a = 1", "[a]\nlora_rank = 1", '"a:b" = "calc"', "= 1"):
         file.write_text(wrong)
         with pytest.raises(ConfigError):
