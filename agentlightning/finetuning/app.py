@@ -27,7 +27,7 @@ from agentlightning.finetuning.models import Catalog, Pool
 from agentlightning.finetuning.queue import TRAINING, Queue
 from agentlightning.finetuning.recipe import BaseModel
 from agentlightning.finetuning.records import Records, Row
-from agentlightning.finetuning.routes import ROUTES, Asked, Handler, as_response
+from agentlightning.finetuning.routes import ROUTES, ApiCall, Handler, as_response
 from agentlightning.finetuning.training import MODELS_KEY, MODELS_URL
 from agentlightning.gateway.dialects import DIALECTS
 from agentlightning.gateway.dialects.base import openai_error
@@ -159,7 +159,7 @@ class TrainingServer:
         async def answer(request: Request) -> Response:
             try:
                 owner = self.keys.owner(api_key(headers_of(request.scope)))
-                return as_response(await handler(Asked(self, request, owner)))
+                return as_response(await handler(ApiCall(self, request, owner)))
             except Refusal as refusal:
                 return _refused(refusal)
             except GraderRefused as refused:

@@ -226,7 +226,7 @@ class Files:
         """Forget a file; its content goes once no other file, part or unfinished job needs it."""
         marks = ", ".join("?" * len(FINISHED))
         used = self._records.row(
-            f"SELECT id FROM jobs WHERE status NOT IN ({marks}) AND instr(said, ?)", *FINISHED, f'"{row["id"]}"'
+            f"SELECT id FROM jobs WHERE status NOT IN ({marks}) AND instr(request, ?)", *FINISHED, f'"{row["id"]}"'
         )
         if used is not None:
             raise bad(

@@ -70,45 +70,45 @@ class Jobs:
 
     def create(self, owner: str, body: bytes) -> Row:
         """A new job, whose files are to be validated. Raises `Refusal`."""
-        said = read_job(body)
-        self.base_of(owner, said.model)
-        self._check_grader(owner, said)
+        request = read_job(body)
+        self.base_of(owner, request.model)
+        self._check_grader(owner, request)
         for name in ("training_file", "validation_file"):
-            if (given := getattr(said, name)) is not None:
+            if (given := getattr(request, name)) is not None:
                 self._check_file(owner, given, name)
         marks = ", ".join("?" * len(FINISHED))
         count = f"SELECT count(*) AS n FROM jobs WHERE owner = ? AND status NOT IN ({marks})"
         open_jobs = (self.records.row(count, owner, *FINISHED) or {"n": 0})["n"]
         if open_jobs >= self._quotas.open_jobs:
             raise Refusal(_RATE.format(open_jobs), status=429, kind="rate_limit_error", code="too_many_jobs")
-        seed = secrets.randbelow(2**31) if said.seed is None else said.seed
+        seed = secrets.randbelow(2**31) if request.seed is None else request.seed
         job = new_id("ftjob-")
         with self.records.transaction():
             self.records.add(
                 "jobs",
                 id=job,
                 owner=owner,
-                said=msgspec.json.encode(msgspec.structs.replace(said, seed=seed)).decode(),
+                request=msgspec.json.encode(msgspec.structs.replace(request, seed=seed)).decode(),
                 status="validating_files",
                 created_at=int(time.time()),
             )
             first = Event(name="created", message=CREATED.format(job))
-            validating = f"Validating training file: {said.training_file}"
-            if said.validation_file:
-                validating += f" and validation file: {said.validation_file}"
+            validating = f"Validating training file: {request.training_file}"
+            if request.validation_file:
+                validating += f" and validation file: {request.validation_file}"
             self.records.say(job, [first, Event(name="validating", message=validating)])
         return self.get(owner, job)
 
-    def _check_grader(self, owner: str, said: JobRequest) -> None:
+    def _check_grader(self, owner: str, request: JobRequest) -> None:
         """Raises `Refusal` or GraderRefused for a grader that cannot be used, or asks a model that there is not, and
         for an agent that nobody registered."""
-        if (told := said.chosen.reinforcement) is None:
+        if (own := request.chosen.reinforcement) is None:
             return
-        if told.agent is not None and told.agent not in self.agents:
+        if own.agent is not None and own.agent not in self.agents:
             known = ", ".join(self.agents) or "none"
-            raise bad(f"There is no agent '{told.agent}' here. There are: {known}.", "method.reinforcement.agent")
+            raise bad(f"There is no agent '{own.agent}' here. There are: {known}.", "method.reinforcement.agent")
         where = "method.reinforcement.grader"
-        for model in () if told.grader is None else parse_grader(told.grader, where).models:
+        for model in () if own.grader is None else parse_grader(own.grader, where).models:
             try:
                 self.base_of(owner, model)
             except Refusal as refusal:
@@ -143,12 +143,12 @@ class Jobs:
         row = self.records.row("SELECT * FROM jobs WHERE id = ?", job)
         if row is None or row["status"] != "validating_files":
             return
-        said = request_of(row)
+        request = request_of(row)
         try:
-            base = self.base_of(row["owner"], said.model)
+            base = self.base_of(row["owner"], request.model)
             paths = self.paths(row)
-            lines = await asyncio.to_thread(_check, paths, said.chosen.lines)
-            taken = await asyncio.to_thread(take, said.chosen, lines, base)
+            lines = await asyncio.to_thread(_check, paths, request.chosen.lines)
+            taken = await asyncio.to_thread(take, request.chosen, lines, base)
         except _FileError as error:
             self.fail(job, error.message, "invalid_training_file", error.param)
         except AgentLightningError as error:
@@ -159,8 +159,8 @@ class Jobs:
 
     def paths(self, row: Row) -> dict[str, Path]:
         """Where the files of a job are."""
-        said = request_of(row)
-        named = {"training_file": said.training_file, "validation_file": said.validation_file}
+        request = request_of(row)
+        named = {"training_file": request.training_file, "validation_file": request.validation_file}
         found = {name: self.records.row("SELECT * FROM files WHERE id = ?", key) for name, key in named.items() if key}
         return {name: self.files.path(file) for name, file in found.items() if file}
 
@@ -173,42 +173,42 @@ class Jobs:
 
     def seen(self, row: Row) -> dict[str, Any]:
         """A job as clients see it."""
-        said, done = request_of(row), row["status"] == "succeeded"
-        method = msgspec.to_builtins(said.chosen)
+        request, done = request_of(row), row["status"] == "succeeded"
+        method = msgspec.to_builtins(request.chosen)
         taken = msgspec.json.decode(row["taken"])
         method = {name: value for name, value in method.items() if value is not None}
-        asked = msgspec.to_builtins(said.chosen.hyperparameters)
-        shown = {"n_epochs": "auto", "batch_size": "auto", "learning_rate_multiplier": "auto"} | asked | taken
-        method[said.chosen.type] = {**(method.get(said.chosen.type) or {}), "hyperparameters": shown}
+        chosen = msgspec.to_builtins(request.chosen.hyperparameters)
+        shown = {"n_epochs": "auto", "batch_size": "auto", "learning_rate_multiplier": "auto"} | chosen | taken
+        method[request.chosen.type] = {**(method.get(request.chosen.type) or {}), "hyperparameters": shown}
         return {
             "id": row["id"],
             "object": "fine_tuning.job",
             "created_at": row["created_at"],
             "finished_at": row["finished_at"],
-            "model": said.model,
+            "model": request.model,
             "fine_tuned_model": name_of(row) if done and not row["model_deleted"] else None,
             "organization_id": LOCAL,
             "status": row["status"],
             "hyperparameters": {n: v for n, v in shown.items() if n in _OLDER},
             "method": method,
-            "training_file": said.training_file,
-            "validation_file": said.validation_file,
+            "training_file": request.training_file,
+            "validation_file": request.validation_file,
             "result_files": [row["result_file"]] if row["result_file"] else [],
             "trained_tokens": row["trained_tokens"],
-            "seed": said.seed,
+            "seed": request.seed,
             "error": msgspec.json.decode(row["error"]) if row["error"] else None,
             "estimated_finish": None if row["status"] in FINISHED else row["estimated_finish"],
-            "integrations": msgspec.to_builtins(said.integrations or []),
-            "metadata": said.metadata,
+            "integrations": msgspec.to_builtins(request.integrations or []),
+            "metadata": request.metadata,
         }
 
     def list(self, owner: str, query: Mapping[str, str]) -> dict[str, Any]:
         where, values = "owner = ?", [owner]
         for name, value in query.items():
             if name == "metadata" and value == "null":
-                where += " AND coalesce(json_extract(said, '$.metadata'), '{}') = '{}'"
+                where += " AND coalesce(json_extract(request, '$.metadata'), '{}') = '{}'"
             elif name.startswith("metadata[") and name.endswith("]"):
-                where += " AND EXISTS (SELECT 1 FROM json_each(said, '$.metadata') WHERE key = ? AND value = ?)"
+                where += " AND EXISTS (SELECT 1 FROM json_each(request, '$.metadata') WHERE key = ? AND value = ?)"
                 values += [name[len("metadata[") : -1], value]
             elif name not in ("after", "limit"):
                 raise bad(f"Jobs cannot be listed by '{name[:100]}'.", name[:100], "unknown_parameter")
@@ -276,14 +276,14 @@ def _check(paths: Mapping[str, Path], kind: str) -> int:
 
 
 def request_of(row: Row) -> JobRequest:
-    return msgspec.json.decode(row["said"], type=JobRequest)
+    return msgspec.json.decode(row["request"], type=JobRequest)
 
 
 def name_of(row: Row, step: int | None = None) -> str:
     """The name of the model that a job makes, or of one of its checkpoints."""
-    said = request_of(row)
-    base = said.model.split(":")[1] if said.model.startswith("ft:") else said.model
-    name = f"ft:{base}:local:{said.suffix or ''}:{row['id'].removeprefix('ftjob-')[:8]}"
+    request = request_of(row)
+    base = request.model.split(":")[1] if request.model.startswith("ft:") else request.model
+    name = f"ft:{base}:local:{request.suffix or ''}:{row['id'].removeprefix('ftjob-')[:8]}"
     return name if step is None else f"{name}:ckpt-step-{step}"
 
 

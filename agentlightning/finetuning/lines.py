@@ -68,10 +68,10 @@ class Lines:
         try:
             if b"\0" in line:
                 raise ConfigError("it has a NUL character; a file of JSON lines is UTF-8 text.")
-            said = msgspec.json.decode(line.decode())
-            if not isinstance(said, Mapping):
+            found = msgspec.json.decode(line.decode())
+            if not isinstance(found, Mapping):
                 raise ConfigError("it is no JSON object.")
-            return self._read(said)
+            return self._read(found)
         except UnicodeDecodeError as error:
             raise LineError(number, f"it is no UTF-8: {error.reason} at byte {error.start}.") from None
         except (msgspec.DecodeError, RecursionError) as error:
@@ -121,8 +121,8 @@ def _pair(line: Mapping[str, Any]) -> dict[str, Any]:
     _refuse_others(asked, _OF_CHAT)
     pair = {**line, "input": _with_tools(asked)}
     messages, _, *outputs = pair_of(pair)
-    for said in (messages, *outputs):
-        _check_calls(said, asked.get("parallel_tool_calls", True))
+    for some in (messages, *outputs):
+        _check_calls(some, asked.get("parallel_tool_calls", True))
     return pair
 
 

@@ -203,20 +203,20 @@ class Queue:
 
     def _write_job(self, row: Row, folder: Path) -> None:
         """Say what is to be trained. Raises `Refusal` where the model that it starts from is not there any more."""
-        said, paths = request_of(row), self._jobs.paths(row)
-        base = self._jobs.base_of(row["owner"], said.model)
-        told = said.chosen.reinforcement
+        request, paths = request_of(row), self._jobs.paths(row)
+        base = self._jobs.base_of(row["owner"], request.model)
+        own = request.chosen.reinforcement
         job = Job(
             id=row["id"],
-            method=said.chosen,
+            method=request.chosen,
             taken=msgspec.json.decode(row["taken"]),
             base=base.model,
             settings=base.settings,
-            seed=said.seed or 0,
+            seed=request.seed or 0,
             training_file=str(paths["training_file"]),
             validation_file=str(paths["validation_file"]) if "validation_file" in paths else None,
-            integrations=said.integrations or [],
-            agent=self._jobs.agents[told.agent] if told and told.agent else None,
+            integrations=request.integrations or [],
+            agent=self._jobs.agents[own.agent] if own and own.agent else None,
         )
         (folder / OUTCOME_FILE).unlink(missing_ok=True)
         atomic_write(folder / JOB_FILE, msgspec.json.encode(job).decode())
@@ -291,9 +291,9 @@ class Queue:
 def _taken(row: Row) -> Event:
     """The values that are taken for what a client left out."""
     taken: Mapping[str, Any] = msgspec.json.decode(row["taken"])
-    said = ", ".join(f"{name}={value}" for name, value in taken.items())
+    shown = ", ".join(f"{name}={value}" for name, value in taken.items())
     return Event(
-        name="hyperparameters", message=f"Hyperparameters taken: {said}, seed={request_of(row).seed}", data=taken
+        name="hyperparameters", message=f"Hyperparameters taken: {shown}, seed={request_of(row).seed}", data=taken
     )
 
 

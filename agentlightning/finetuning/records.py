@@ -40,12 +40,12 @@ CREATE TABLE IF NOT EXISTS keys (id TEXT PRIMARY KEY, name TEXT, hash TEXT UNIQU
 CREATE TABLE IF NOT EXISTS files (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, owner TEXT, sha256 TEXT, bytes INTEGER, filename TEXT,
     purpose TEXT, created_at INTEGER, expires_at INTEGER);
-CREATE TABLE IF NOT EXISTS uploads (id TEXT PRIMARY KEY, owner TEXT, said TEXT, status TEXT, created_at INTEGER,
+CREATE TABLE IF NOT EXISTS uploads (id TEXT PRIMARY KEY, owner TEXT, body TEXT, status TEXT, created_at INTEGER,
     expires_at INTEGER, file TEXT);
 CREATE TABLE IF NOT EXISTS parts (id TEXT PRIMARY KEY, upload TEXT, sha256 TEXT, bytes INTEGER, created_at INTEGER);
 CREATE TABLE IF NOT EXISTS jobs (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, owner TEXT, said TEXT, status TEXT, turn INTEGER DEFAULT 0,
-    step INTEGER DEFAULT -1, created_at INTEGER, started_at REAL DEFAULT 0, finished_at INTEGER,
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, owner TEXT, request TEXT, status TEXT,
+    turn INTEGER DEFAULT 0, step INTEGER DEFAULT -1, created_at INTEGER, started_at REAL DEFAULT 0, finished_at INTEGER,
     taken TEXT DEFAULT '{}', trained_tokens INTEGER, result_file TEXT, error TEXT, estimated_finish INTEGER,
     model_deleted INTEGER DEFAULT 0);
 CREATE TABLE IF NOT EXISTS events (

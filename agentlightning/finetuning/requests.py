@@ -197,12 +197,12 @@ def _check_reinforcement(job: JobRequest, method: Method) -> None:
         )
 
 
-def _check_agent(told: Reinforcement) -> None:
+def _check_agent(method: Reinforcement) -> None:
     where = "method.reinforcement"
-    if (told.grader is None) == (told.agent is None):
+    if (method.grader is None) == (method.agent is None):
         needed = "A reinforcement job needs a grader, or an agent that rewards itself, and not both."
-        raise bad(needed, f"{where}.grader", "missing_required_parameter" if told.agent is None else "invalid_value")
-    if told.agent is not None and told.response_format is not None:
+        raise bad(needed, f"{where}.grader", "missing_required_parameter" if method.agent is None else "invalid_value")
+    if method.agent is not None and method.response_format is not None:
         raise bad("An agent asks for its own response_format.", f"{where}.response_format")
 
 

@@ -47,7 +47,7 @@ class Services(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ApiCall:
     """A request, and whose it is."""
 
     server: Services
@@ -72,7 +72,7 @@ class Asked:
                 raise Refusal(f"The body has more than {_MOST_BODY} bytes.", status=413, code="body_too_large")
         return bytes(found)
 
-    async def said(self) -> dict[str, Any]:
+    async def json(self) -> dict[str, Any]:
         """A body of JSON; an empty one says nothing."""
         body = await self.body()
         try:
@@ -84,15 +84,15 @@ class Asked:
         return found
 
 
-Handler = Callable[[Asked], Awaitable[Any]]
+Handler = Callable[[ApiCall], Awaitable[Any]]
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def _check_stored(asked: Asked, more: int) -> None:
-    quotas = asked.server.quotas
-    if asked.server.files.stored_bytes(asked.owner) + more > quotas.stored_bytes:
+def _check_stored(call: ApiCall, more: int) -> None:
+    quotas = call.server.quotas
+    if call.server.files.stored_bytes(call.owner) + more > quotas.stored_bytes:
         raise Refusal(
             f"The files of this key would have more than {quotas.stored_bytes} bytes (stored_bytes). Delete some.",
             status=429,
@@ -101,19 +101,19 @@ def _check_stored(asked: Asked, more: int) -> None:
         )
 
 
-async def create_file(asked: Asked) -> Any:
-    server = asked.server
-    _check_stored(asked, 0)
+async def create_file(call: ApiCall) -> Any:
+    server = call.server
+    _check_stored(call, 0)
     with server.blobs.writing() as incoming:
-        form = Form(asked.request.headers.get("content-type", ""), incoming, server.quotas.file_bytes)
-        await form.read(asked.request.stream())
+        form = Form(call.request.headers.get("content-type", ""), incoming, server.quotas.file_bytes)
+        await form.read(call.request.stream())
         _check_form(form, "file")
         check_purpose(form.fields.get("purpose"))
         lifetime = lifetime_of(form.fields)
-        _check_stored(asked, incoming.size)
+        _check_stored(call, incoming.size)
         await asyncio.to_thread(incoming.sync)
         content = incoming.keep()
-    return files.seen(server.files.add(asked.owner, content, form.filename or "file", form.fields["purpose"], lifetime))
+    return files.seen(server.files.add(call.owner, content, form.filename or "file", form.fields["purpose"], lifetime))
 
 
 def _check_form(form: Form, field: str) -> None:
@@ -123,205 +123,205 @@ def _check_form(form: Form, field: str) -> None:
         raise bad(f"The form has '{min(unknown)}', which has no effect here.", min(unknown), "unknown_parameter")
 
 
-async def list_files(asked: Asked) -> Any:
-    order, where, values = asked.query.get("order", "desc"), "owner = ?", [asked.owner]
+async def list_files(call: ApiCall) -> Any:
+    order, where, values = call.query.get("order", "desc"), "owner = ?", [call.owner]
     if order not in ("asc", "desc"):
         raise bad("order is asc or desc.", "order")
-    if (purpose := asked.query.get("purpose")) is not None:
+    if (purpose := call.query.get("purpose")) is not None:
         where, values = f"{where} AND purpose = ?", [*values, purpose]
-    records = asked.server.records
+    records = call.server.records
     ascending = order == "asc"
-    return page(records, "files", where, values, asked.query, files.seen, default=10_000, ascending=ascending)
+    return page(records, "files", where, values, call.query, files.seen, default=10_000, ascending=ascending)
 
 
-async def get_file(asked: Asked) -> Any:
-    return files.seen(asked.server.files.get(asked.owner, asked.id))
+async def get_file(call: ApiCall) -> Any:
+    return files.seen(call.server.files.get(call.owner, call.id))
 
 
-async def delete_file(asked: Asked) -> Any:
-    asked.server.files.delete(asked.server.files.get(asked.owner, asked.id))
-    return {"id": asked.id, "object": "file", "deleted": True}
+async def delete_file(call: ApiCall) -> Any:
+    call.server.files.delete(call.server.files.get(call.owner, call.id))
+    return {"id": call.id, "object": "file", "deleted": True}
 
 
-async def file_content(asked: Asked) -> Any:
-    row = asked.server.files.get(asked.owner, asked.id)
-    return FileResponse(asked.server.files.path(row), media_type="application/octet-stream")
+async def file_content(call: ApiCall) -> Any:
+    row = call.server.files.get(call.owner, call.id)
+    return FileResponse(call.server.files.path(row), media_type="application/octet-stream")
 
 
 # ---- files in parts --------------------------------------------------------------------------------------------------
 
 
-def _upload(asked: Asked) -> dict[str, Any]:
+def _upload(call: ApiCall) -> dict[str, Any]:
     """The upload that a request names, while it may go on. Raises `Refusal`."""
-    row = asked.server.records.row("SELECT * FROM uploads WHERE id = ? AND owner = ?", asked.id, asked.owner)
+    row = call.server.records.row("SELECT * FROM uploads WHERE id = ? AND owner = ?", call.id, call.owner)
     if row is None:
-        raise missing("upload", asked.id)
+        raise missing("upload", call.id)
     if row["status"] != "pending" or row["expires_at"] < time.time():
         raise bad(f"The upload is {row['status']} or has expired.", "upload_id", "invalid_state")
     return row
 
 
 def _seen_upload(row: Mapping[str, Any], file: Any = None) -> dict[str, Any]:
-    said = msgspec.json.decode(row["said"])
+    body = msgspec.json.decode(row["body"])
     shown = {name: row[name] for name in ("id", "created_at", "expires_at", "status")}
-    of_file = {name: said[name] for name in ("bytes", "filename", "purpose")}
+    of_file = {name: body[name] for name in ("bytes", "filename", "purpose")}
     return {**shown, **of_file, "object": "upload", "file": file}
 
 
-async def create_upload(asked: Asked) -> Any:
-    said = await asked.said()
-    check_purpose(said.get("purpose"))
-    size, name = said.get("bytes"), said.get("filename")
-    if not isinstance(size, int) or not 0 < size <= asked.server.quotas.file_bytes:
-        raise bad(f"bytes is a number from 1 to {asked.server.quotas.file_bytes}.", "bytes")
+async def create_upload(call: ApiCall) -> Any:
+    body = await call.json()
+    check_purpose(body.get("purpose"))
+    size, name = body.get("bytes"), body.get("filename")
+    if not isinstance(size, int) or not 0 < size <= call.server.quotas.file_bytes:
+        raise bad(f"bytes is a number from 1 to {call.server.quotas.file_bytes}.", "bytes")
     if not isinstance(name, str):
         raise bad("filename is a text.", "filename")
-    lifetime_of(said)
-    _check_stored(asked, size)
+    lifetime_of(body)
+    _check_stored(call, size)
     now, key = int(time.time()), new_id("upload_")
-    kept = msgspec.json.encode(said).decode()
-    rows, expires = asked.server.records, now + _UPLOAD_SECONDS
-    rows.add("uploads", id=key, owner=asked.owner, said=kept, status="pending", created_at=now, expires_at=expires)
+    kept = msgspec.json.encode(body).decode()
+    rows, expires = call.server.records, now + _UPLOAD_SECONDS
+    rows.add("uploads", id=key, owner=call.owner, body=kept, status="pending", created_at=now, expires_at=expires)
     return _seen_upload(rows.row("SELECT * FROM uploads WHERE id = ?", key) or {})
 
 
-async def add_part(asked: Asked) -> Any:
-    server, upload = asked.server, _upload(asked)
-    declared = msgspec.json.decode(upload["said"])["bytes"]
-    sent = server.records.row("SELECT coalesce(sum(bytes), 0) AS n FROM parts WHERE upload = ?", asked.id) or {"n": 0}
+async def add_part(call: ApiCall) -> Any:
+    server, upload = call.server, _upload(call)
+    declared = msgspec.json.decode(upload["body"])["bytes"]
+    sent = server.records.row("SELECT coalesce(sum(bytes), 0) AS n FROM parts WHERE upload = ?", call.id) or {"n": 0}
     with server.blobs.writing() as incoming:
-        form = Form(asked.request.headers.get("content-type", ""), incoming, declared - sent["n"])
-        await form.read(asked.request.stream())
+        form = Form(call.request.headers.get("content-type", ""), incoming, declared - sent["n"])
+        await form.read(call.request.stream())
         _check_form(form, "data")
         await asyncio.to_thread(incoming.sync)
         content = incoming.keep()
     now, key = int(time.time()), new_id("part_")
-    server.records.add("parts", id=key, upload=asked.id, sha256=content.sha256, bytes=content.size, created_at=now)
-    return {"id": key, "created_at": now, "upload_id": asked.id, "object": "upload.part"}
+    server.records.add("parts", id=key, upload=call.id, sha256=content.sha256, bytes=content.size, created_at=now)
+    return {"id": key, "created_at": now, "upload_id": call.id, "object": "upload.part"}
 
 
-async def complete_upload(asked: Asked) -> Any:
-    server, upload, order = asked.server, _upload(asked), await asked.said()
-    said = msgspec.json.decode(upload["said"])
-    parts = {row["id"]: row for row in server.records.rows("SELECT * FROM parts WHERE upload = ?", asked.id)}
+async def complete_upload(call: ApiCall) -> Any:
+    server, upload, order = call.server, _upload(call), await call.json()
+    body = msgspec.json.decode(upload["body"])
+    parts = {row["id"]: row for row in server.records.rows("SELECT * FROM parts WHERE upload = ?", call.id)}
     wanted = order.get("part_ids")
     if not isinstance(wanted, list) or not all(key in parts for key in wanted):
         raise bad("part_ids is a list of the parts of this upload.", "part_ids")
-    if sum(parts[key]["bytes"] for key in wanted) != said["bytes"]:
-        raise bad(f"The parts are to have {said['bytes']} bytes together.", "part_ids")
+    if sum(parts[key]["bytes"] for key in wanted) != body["bytes"]:
+        raise bad(f"The parts are to have {body['bytes']} bytes together.", "part_ids")
     content = await server.blobs.joined([parts[key]["sha256"] for key in wanted], order.get("md5"))
     with server.records.transaction():
-        file = server.files.add(asked.owner, content, said["filename"], said["purpose"], lifetime_of(said))
-        server.files.end_upload(asked.id, status="completed", file=file["id"])
+        file = server.files.add(call.owner, content, body["filename"], body["purpose"], lifetime_of(body))
+        server.files.end_upload(call.id, status="completed", file=file["id"])
     return _seen_upload({**upload, "status": "completed"}, files.seen(file))
 
 
-async def cancel_upload(asked: Asked) -> Any:
-    upload = _upload(asked)
-    asked.server.files.end_upload(asked.id, status="cancelled")
+async def cancel_upload(call: ApiCall) -> Any:
+    upload = _upload(call)
+    call.server.files.end_upload(call.id, status="cancelled")
     return _seen_upload({**upload, "status": "cancelled"})
 
 
 # ---- jobs ------------------------------------------------------------------------------------------------------------
 
 
-async def create_job(asked: Asked) -> Any:
-    row = asked.server.jobs.create(asked.owner, await asked.body())
-    asked.server.queue.validate(row["id"])
-    return asked.server.jobs.seen(row)
+async def create_job(call: ApiCall) -> Any:
+    row = call.server.jobs.create(call.owner, await call.body())
+    call.server.queue.validate(row["id"])
+    return call.server.jobs.seen(row)
 
 
-async def list_jobs(asked: Asked) -> Any:
-    return asked.server.jobs.list(asked.owner, asked.query)
+async def list_jobs(call: ApiCall) -> Any:
+    return call.server.jobs.list(call.owner, call.query)
 
 
-async def get_job(asked: Asked) -> Any:
-    return asked.server.jobs.seen(asked.server.jobs.get(asked.owner, asked.id))
+async def get_job(call: ApiCall) -> Any:
+    return call.server.jobs.seen(call.server.jobs.get(call.owner, call.id))
 
 
-async def cancel_job(asked: Asked) -> Any:
+async def cancel_job(call: ApiCall) -> Any:
     event = Event(name="cancelled", message="The job was cancelled")
-    row = asked.server.jobs.change(asked.owner, asked.id, "cancelled", event, finished_at=int(time.time()))
-    asked.server.queue.kill(asked.id)
-    return asked.server.jobs.seen(row)
+    row = call.server.jobs.change(call.owner, call.id, "cancelled", event, finished_at=int(time.time()))
+    call.server.queue.kill(call.id)
+    return call.server.jobs.seen(row)
 
 
-async def pause_job(asked: Asked) -> Any:
+async def pause_job(call: ApiCall) -> Any:
     event = Event(name="paused", message="The job is paused: it stops after the step under way, with a checkpoint")
-    row = asked.server.jobs.change(asked.owner, asked.id, "paused", event)
-    asked.server.queue.pause(asked.id)
-    return asked.server.jobs.seen(row)
+    row = call.server.jobs.change(call.owner, call.id, "paused", event)
+    call.server.queue.pause(call.id)
+    return call.server.jobs.seen(row)
 
 
-async def resume_job(asked: Asked) -> Any:
-    jobs = asked.server.jobs
-    if (status := jobs.get(asked.owner, asked.id)["status"]) != "paused":
+async def resume_job(call: ApiCall) -> Any:
+    jobs = call.server.jobs
+    if (status := jobs.get(call.owner, call.id)["status"]) != "paused":
         raise bad(f"The job is {status}, so it cannot be resumed.", "fine_tuning_job_id", "invalid_state")
-    row = jobs.change(asked.owner, asked.id, "queued", Event(name="resumed", message="The job was resumed"))
-    asked.server.queue.wake()
+    row = jobs.change(call.owner, call.id, "queued", Event(name="resumed", message="The job was resumed"))
+    call.server.queue.wake()
     return jobs.seen(row)
 
 
-async def list_events(asked: Asked) -> Any:
-    return asked.server.jobs.events(asked.owner, asked.id, asked.query)
+async def list_events(call: ApiCall) -> Any:
+    return call.server.jobs.events(call.owner, call.id, call.query)
 
 
-async def list_checkpoints(asked: Asked) -> Any:
-    return asked.server.jobs.checkpoints(asked.owner, asked.id, asked.query)
+async def list_checkpoints(call: ApiCall) -> Any:
+    return call.server.jobs.checkpoints(call.owner, call.id, call.query)
 
 
-async def run_a_grader(asked: Asked) -> Any:
-    models = asked.server.models(asked.owner)
+async def run_a_grader(call: ApiCall) -> Any:
+    models = call.server.models(call.owner)
     try:
-        return await run_grader(await asked.said(), models)
+        return await run_grader(await call.json(), models)
     finally:
         await models.close()
 
 
-async def validate_a_grader(asked: Asked) -> Any:
-    return validate_grader(await asked.said())
+async def validate_a_grader(call: ApiCall) -> Any:
+    return validate_grader(await call.json())
 
 
 # ---- models and keys -------------------------------------------------------------------------------------------------
 
 
-async def list_models(asked: Asked) -> Any:
-    return listed(asked.server.catalog.list(asked.owner))
+async def list_models(call: ApiCall) -> Any:
+    return listed(call.server.catalog.list(call.owner))
 
 
-async def get_model(asked: Asked) -> Any:
-    return asked.server.catalog.seen(asked.server.catalog.find(asked.owner, asked.id).name)
+async def get_model(call: ApiCall) -> Any:
+    return call.server.catalog.seen(call.server.catalog.find(call.owner, call.id).name)
 
 
-async def delete_model(asked: Asked) -> Any:
-    asked.server.catalog.delete(asked.owner, asked.id)
-    name = asked.id
-    await asked.server.pool.forget(lambda one: one == name or one.startswith(f"{name}:ckpt-step-"))
+async def delete_model(call: ApiCall) -> Any:
+    call.server.catalog.delete(call.owner, call.id)
+    name = call.id
+    await call.server.pool.forget(lambda one: one == name or one.startswith(f"{name}:ckpt-step-"))
     return {"id": name, "object": "model", "deleted": True}
 
 
-def _only_admin(asked: Asked) -> None:
-    if asked.owner != ADMIN:
+def _only_admin(call: ApiCall) -> None:
+    if call.owner != ADMIN:
         raise Refusal("Only the admin key may do this.", status=403, kind="permission_error", code="forbidden")
 
 
-async def create_key(asked: Asked) -> Any:
-    _only_admin(asked)
-    name = (await asked.said()).get("name")
+async def create_key(call: ApiCall) -> Any:
+    _only_admin(call)
+    name = (await call.json()).get("name")
     if not isinstance(name, str) or not name:
         raise bad("A key has a name.", "name", "missing_required_parameter")
-    return asked.server.keys.create(name)
+    return call.server.keys.create(name)
 
 
-async def list_keys(asked: Asked) -> Any:
-    _only_admin(asked)
-    return listed(asked.server.keys.list())
+async def list_keys(call: ApiCall) -> Any:
+    _only_admin(call)
+    return listed(call.server.keys.list())
 
 
-async def delete_key(asked: Asked) -> Any:
-    _only_admin(asked)
-    asked.server.keys.delete(asked.id)
-    return {"id": asked.id, "object": "organization.admin_api_key.deleted", "deleted": True}
+async def delete_key(call: ApiCall) -> Any:
+    _only_admin(call)
+    call.server.keys.delete(call.id)
+    return {"id": call.id, "object": "organization.admin_api_key.deleted", "deleted": True}
 
 
 @dataclass(frozen=True)
@@ -351,7 +351,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/fine_tuning/jobs/{id}/cancel", cancel_job, "end it"),
     Route("POST", "/fine_tuning/jobs/{id}/pause", pause_job, "stop a running job, with a checkpoint"),
     Route("POST", "/fine_tuning/jobs/{id}/resume", resume_job, "go on from it"),
-    Route("GET", "/fine_tuning/jobs/{id}/events", list_events, "what it said, the newest first"),
+    Route("GET", "/fine_tuning/jobs/{id}/events", list_events, "its messages, the newest first"),
     Route("GET", "/fine_tuning/jobs/{id}/checkpoints", list_checkpoints, "its checkpoints, the newest first"),
     Route("POST", "/fine_tuning/alpha/graders/run", run_a_grader, "what a grader says of a sample"),
     Route("POST", "/fine_tuning/alpha/graders/validate", validate_a_grader, "whether a grader can be used"),

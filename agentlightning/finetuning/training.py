@@ -143,21 +143,21 @@ async def _train(folder: Path, job: Job, stop: asyncio.Event) -> Any:
 
 def _models(job: Job) -> dict[str, Provider]:
     """The models that the job's grader asks, which the server has."""
-    told = job.method.reinforcement
-    if told is None or told.grader is None:
+    method = job.method.reinforcement
+    if method is None or method.grader is None:
         return {}
     url, key = os.environ[MODELS_URL], os.environ[MODELS_KEY]
-    names = parse_grader(told.grader).models
+    names = parse_grader(method.grader).models
     return {name: Provider(base_url=url, api_key=key, model=name) for name in names}
 
 
 def _agent(job: Job) -> LitAgent[Any]:
     if job.agent is not None:
         return load_agent(job.agent)
-    told = job.method.reinforcement
-    assert told is not None
-    assert told.grader is not None
-    return GradedCompletion(told.grader, response_format=told.response_format)
+    method = job.method.reinforcement
+    assert method is not None
+    assert method.grader is not None
+    return GradedCompletion(method.grader, response_format=method.response_format)
 
 
 def _with_validation(settings: TrainingSettings, kind: str, val: Lines | None) -> TrainingSettings:
