@@ -360,8 +360,8 @@ def as_tasks(what: str, tasks: object) -> Dataset[Any]:
         )
     if isinstance(tasks, int | float):
         raise ConfigError(
-            f"The {what} tasks are the number {tasks!r}, and no share is taken from others. Split the list yourself: "
-            "fit(agent, tasks[20:], val_dataset=tasks[:20])."
+            f"The {what} tasks are the number {tasks!r}. Give a list of them. To keep some for validation, "
+            "split the list yourself: fit(agent, tasks[20:], val_dataset=tasks[:20])."
         )
     if not isinstance(tasks, Dataset):
         raise ConfigError(

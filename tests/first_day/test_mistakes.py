@@ -108,7 +108,7 @@ def test_agents(folder: Path, what: Any, words: str) -> None:
         ("no_model", "it has no config.json"),
         ("../none/here", "Give an existing directory, a Hugging Face id"),
         ("cal", "or a model that ships with the package: calc"),
-        ("gpt-4o", "There is no model at 'gpt-4o'"),
+        ("gpt-4o", "'gpt-4o' is a provider's model"),
         ("Qwen/none", "HF_HUB_OFFLINE=1 forbids to look for it"),
         ("", "model is ''; give a directory"),
         (None, "model is None; give a directory"),

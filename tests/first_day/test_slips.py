@@ -224,7 +224,7 @@ def test_a_folder_called_like_a_providers_model(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("share", [0.2, 20])
 def test_a_share_of_the_tasks(share: float) -> None:
     words = said_of("agl.Trainer(algorithm=agl.GRPO(model='calc')).fit(agent, [1, 2], share)", agent=agent, share=share)
-    assert "Split the list yourself: fit(agent, tasks[20:], val_dataset=tasks[:20])" in words
+    assert "split the list yourself: fit(agent, tasks[20:], val_dataset=tasks[:20])" in words
 
 
 def test_a_task_with_a_hole(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class Frame:
         ({"question": "?"}, "Give a list"),
         ("questions.jsonl", "There is no file 'questions.jsonl'"),
         (Frame(), "to_dict('records')"),
-        (3, "list(tasks)"),
+        (3, "Give a list of them"),
     ],
 )
 def test_tasks_that_cannot_be_read_by_number(tasks: Any, hint: str) -> None:
