@@ -121,7 +121,7 @@ def test_all_that_speaks_http_has_the_guard_in_front() -> None:
         for node in ast.walk(server)
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "self._app"
     ]
-    assert kept == ["Guard(app, host, allow_hosts)"]
+    assert kept == ["Guard(app, host, allow_hosts, forms=forms)"]
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:tests|scripts|benchmarks)/[\w/.]+\.py)`", PAGE))))
