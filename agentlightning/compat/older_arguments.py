@@ -5,14 +5,14 @@ from __future__ import annotations
 from agentlightning.compat.row import Old
 
 _DECIDED = "the emitters decide by themselves"
-_LOOP = "claims wait in the store; nothing polls"
-_HEARTBEAT = "heartbeats are the runner's own business"
-_THREADS = "stores are safe to use from any thread"
-_MEMORY = "spans are on disk; `agl store prune` forgets old rollouts"
-_RETRIES = "retry_seconds= is how long it tries again in all"
+_LOOP = "claims wait in the store, without polling"
+_HEARTBEAT = "the runner sends heartbeats by itself"
+_THREADS = "every store may be used from any thread"
+_MEMORY = "spans are on disk; `agl store prune` deletes old rollouts"
+_RETRIES = "retry_seconds= is the total time for retries"
 _SERVED = "servers run inside the event loop that starts them"
-_CORS = "no other page may ask; serve the page from the store's own address"
-_ALL_TASKS = "it runs all the tasks that it is given, once"
+_CORS = "pages of other sites are refused; serve the page from the store's own address"
+_ALL_TASKS = "it runs each of its tasks once"
 
 ARGUMENTS = (
     Old("agentlightning.emitter.emit:emit_annotation(annotation=)", "attributes"),
@@ -25,7 +25,7 @@ ARGUMENTS = (
     Old(
         "agentlightning.emitter.operation:operation(propagate=)",
         "",
-        "an operation inside a rollout is recorded",
+        "every operation inside a rollout is recorded",
         (True,),
     ),
     Old(
@@ -37,27 +37,25 @@ ARGUMENTS = (
     Old("agentlightning.runner.runner:LitAgentRunner(heartbeat_interval=)", "", _HEARTBEAT),
     Old("agentlightning.runner.runner:LitAgentRunner(interval_jitter=)", "", _HEARTBEAT),
     Old("agentlightning.runner.runner:LitAgentRunner(heartbeat_launch_mode=)", "", _HEARTBEAT),
-    Old(
-        "agentlightning.runner.runner:LitAgentRunner(heartbeat_include_gpu=)", "", "heartbeats tell of no GPU", (False,)
-    ),
+    Old("agentlightning.runner.runner:LitAgentRunner(heartbeat_include_gpu=)", "", "heartbeats omit GPUs", (False,)),
     Old("agentlightning.runner.runner:LitAgentRunner.iter(event=)", "agentlightning.compat.runners:event", "stop="),
     Old("agentlightning.runner.runner:LitAgentRunner.step(event=)", "", "cancel the task that runs it", (None,)),
     Old("agentlightning.algorithm.baseline:Baseline(n_epochs=)", "repeats"),
     Old("agentlightning.algorithm.baseline:Baseline(train_split=)", "", _ALL_TASKS, (0.5,)),
     Old("agentlightning.algorithm.baseline:Baseline(polling_interval=)", "", _LOOP),
-    Old("agentlightning.algorithm.baseline:Baseline(max_queue_length=)", "", "Trainer(concurrency=) holds back"),
+    Old("agentlightning.algorithm.baseline:Baseline(max_queue_length=)", "", "see Trainer(concurrency=)"),
     Old(
         "agentlightning.algorithm.baseline:Baseline(span_verbosity=)",
         "",
-        "`agl show` prints what was said",
+        "`agl show` prints the messages",
         ("keys", "none"),
     ),
-    Old("agentlightning.algorithm.apo:APO(_poml_trace=)", "", "the run's journal always has every question and answer"),
+    Old("agentlightning.algorithm.apo:APO(_poml_trace=)", "", "the run's journal always has every prompt and answer"),
     Old("agentlightning.store.http.client:LightningStoreClient(server_address=)", "url"),
     Old(
         "agentlightning.store.http.client:LightningStoreClient(retry_delays=)",
         "agentlightning.compat.stores:retry_delays",
-        "retry_seconds, their sum",
+        "retry_seconds= is their sum",
     ),
     Old("agentlightning.store.http.client:LightningStoreClient(health_retry_delays=)", "", _RETRIES),
     Old("agentlightning.store.http.client:LightningStoreClient(request_timeout=)", "request_seconds"),
@@ -67,7 +65,7 @@ ARGUMENTS = (
     Old(
         "agentlightning.store.http.server:LightningStoreServer(launcher_args=)",
         "",
-        "host= and port= say where it listens",
+        "set host= and port=",
         (None,),
     ),
     Old("agentlightning.store.http.server:LightningStoreServer(n_workers=)", "", _SERVED, (1,)),
@@ -83,25 +81,25 @@ ARGUMENTS = (
     Old(
         "agentlightning.tracer.agentops:AgentOpsTracer(agentops_managed=)",
         "",
-        "AgentOps is started without its account",
+        "AgentOps runs without an account",
     ),
     Old(
         "agentlightning.tracer.agentops:AgentOpsTracer(instrument_managed=)",
         "",
-        "OtelTracer() starts no instrumentation",
+        "use OtelTracer() to run without instrumentation",
         (True,),
     ),
-    Old("agentlightning.tracer.agentops:AgentOpsTracer(daemon=)", "", "no process is started for it"),
+    Old("agentlightning.tracer.agentops:AgentOpsTracer(daemon=)", "", "it starts no process"),
     Old(
         "agentlightning.tracer.weave:WeaveTracer(project_name=)",
         "",
-        "there is no server that it would name a project on",
+        "there is no Weave server with projects",
     ),
-    Old("agentlightning.tracer.weave:WeaveTracer(weave_user_settings=)", "", "there is no server", (None,)),
+    Old("agentlightning.tracer.weave:WeaveTracer(weave_user_settings=)", "", "there is no Weave server", (None,)),
     Old(
         "agentlightning.tracer.weave:WeaveTracer(instrument_managed=)",
         "",
-        "OtelTracer() applies no patches of weave",
+        "use OtelTracer() to run without Weave's instrumentation",
         (True,),
     ),
     Old("agentlightning.trainer.trainer:Trainer(daemon=)", "", "no daemon process is started"),
@@ -120,22 +118,22 @@ ARGUMENTS = (
     Old(
         "agentlightning.trainer.trainer:Trainer(adapter=)",
         "agentlightning.compat.trainers:adapter",
-        "give the object itself",
+        "pass the object itself",
     ),
     Old(
         "agentlightning.trainer.trainer:Trainer(algorithm=)",
         "agentlightning.compat.trainers:algorithm",
-        "give the object itself",
+        "pass the object itself",
     ),
     Old(
         "agentlightning.trainer.trainer:Trainer(llm_proxy=)",
         "agentlightning.compat.trainers:llm_proxy",
-        "give the object itself",
+        "pass the object itself",
     ),
     Old(
         "agentlightning.trainer.trainer:Trainer(store=)",
         "agentlightning.compat.trainers:store",
-        "give the object itself",
+        "pass the object itself",
     ),
     Old(
         "agentlightning.trainer.trainer:Trainer(strategy=)",
@@ -145,7 +143,7 @@ ARGUMENTS = (
     Old(
         "agentlightning.trainer.trainer:Trainer(tracer=)",
         "agentlightning.compat.trainers:tracer",
-        "give the object itself",
+        "pass the object itself",
     ),
 )
 """An argument that the callable of today has too is read by its line only where it is described: given as a class, a

@@ -19,28 +19,29 @@ from agentlightning.compat.older_arguments import ARGUMENTS
 from agentlightning.compat.row import Old
 
 _FIRST = (
-    "The protocol of 0.1 is not kept. A loop of one's own writes, on `store = InMemoryLightningStore()`, served by "
-    "`LightningStoreServer(store)`: update_resources → store.add_resources(resources); queue_task → "
-    "store.enqueue_rollout(task, mode); poll_completed_rollout → store.wait_for_rollouts(rollout_ids=[id], timeout=…), "
-    "then store.query_spans(id). Agents elsewhere: agl runner --server URL. With Trainer.fit none of it is needed."
+    "The protocol of 0.1 is not supported, and Trainer.fit does not need it. In a loop of your own, make `store = "
+    "InMemoryLightningStore()` and serve it by `LightningStoreServer(store)`. Instead of update_resources call "
+    "store.add_resources(resources); instead of queue_task, store.enqueue_rollout(task, mode); instead of "
+    "poll_completed_rollout, store.wait_for_rollouts(rollout_ids=[id], timeout=…) and then store.query_spans(id). "
+    "Run agents on other machines by agl runner --server URL."
 )
 _NO_MONGO = (
-    "MongoDB is not supported, because nothing that cannot be tested is shipped. A store that several machines share "
-    "is PostgresLightningStore('postgresql://…') (extra `postgres`)."
+    "MongoDB is not supported, because it could not be tested. To share a store between machines, use "
+    "PostgresLightningStore('postgresql://…') (extra `postgres`)."
 )
-_NO_COLLECTIONS = "Stores are SQL now; there are no collections below them. Use InMemoryLightningStore()."
-_NO_TREE = "Trees of spans are not kept as an adapter's internals; tracer.get_last_trace() prints and draws them."
-_NO_INSTRUMENTATION = "Nothing is patched by hand: AgentOpsTracer and WeaveTracer start their instrumentation."
-_NO_LAUNCHER = "Servers run inside the event loop that starts them: LightningStoreServer, Gateway; host= and port=."
-_NO_METRICS = "The store's counters are at /metrics of `agl store`, in Prometheus' format; nothing is set up for them."
-_NO_SCAN = "The store's watchdog runs by itself and ends what is unhealthy; there is nothing to scan."
-_NO_STATUS = "The store decides by itself what an attempt's end means for its rollout: read rollout.status."
+_NO_COLLECTIONS = "Stores are SQL now and have no collections. Use InMemoryLightningStore()."
+_NO_TREE = "Adapters keep no trees of spans; tracer.get_last_trace() prints and draws them."
+_NO_INSTRUMENTATION = "Nothing has to be patched by hand: AgentOpsTracer and WeaveTracer start their instrumentation."
+_NO_LAUNCHER = "LightningStoreServer and Gateway run inside the event loop that starts them; set their host= and port=."
+_NO_METRICS = "`agl store` has the store's counters at /metrics, in Prometheus' format, without any setup."
+_NO_SCAN = "The store's watchdog finds and ends unhealthy attempts by itself; no scan is needed."
+_NO_STATUS = "The store sets a rollout's status from its attempts: read rollout.status."
 _NO_VERL_PARTS = (
     "verl's classes are not patched. VERL(config) reads verl's configuration; GRPO(…, backend='ray') with "
-    "backend_options={'learner': 'verl'} has verl's workers learn."
+    "backend_options={'learner': 'verl'} trains with verl's workers."
 )
-_NO_PARTS = "build_component makes a part from its description."
-_NO_PROCESSOR = "OtelTracer gives each attempt its spans; add a processor of your own to the global TracerProvider."
+_NO_PARTS = "Use build_component: it makes a component from its description."
+_NO_PROCESSOR = "OtelTracer assigns spans to attempts; add your own processor to the global TracerProvider."
 
 MODULES = (
     Old("agentlightning.adapter.base", "agentlightning.compat.adapters"),
@@ -119,12 +120,12 @@ NAMES = (
     Old(
         "agentlightning.algorithm:FastAlgorithm",
         "agentlightning.algorithm:Baseline",
-        "any algorithm can be run by Trainer.dev",
+        "Trainer.dev runs any algorithm",
     ),
     Old(
         "agentlightning.algorithm:VERL",
         "agentlightning.compat.verl:VERL",
-        "GRPO(model=…) and its family take the same settings by name",
+        "GRPO(model=…) and its variants take the same settings by name",
     ),
     # ---- the protocol of 0.1 ----
     Old("agentlightning:AgentLightningClient", None, _FIRST),
@@ -143,7 +144,7 @@ NAMES = (
         "return the number from the agent, or call emit_reward",
     ),
     Old(
-        "agentlightning.emitter:OperationContext", "agentlightning.emitter:Operation", "what `with operation(…)` gives"
+        "agentlightning.emitter:OperationContext", "agentlightning.emitter:Operation", "the type of `with operation(…)`"
     ),
     Old("agentlightning.emitter:get_rewards_from_span", "agentlightning.compat.emitting:get_rewards_from_span"),
     Old("agentlightning.emitter:get_message_value", "agentlightning.compat.emitting:get_message_value"),
@@ -204,12 +205,12 @@ NAMES = (
     Old(
         "agentlightning.store:CollectionBasedLightningStore",
         "agentlightning.store.sql:SqlLightningStore",
-        "what stores with the logic inside have in common; InMemoryLightningStore() makes one",
+        "the base of the SQL stores; InMemoryLightningStore() makes one",
     ),
     Old(
         "agentlightning.store.collection_based:CollectionBasedLightningStore",
         "agentlightning.store.sql:SqlLightningStore",
-        "what stores with the logic inside have in common; InMemoryLightningStore() makes one",
+        "the base of the SQL stores; InMemoryLightningStore() makes one",
     ),
     Old("agentlightning.store:MongoLightningStore", None, _NO_MONGO),
     Old(
@@ -233,7 +234,7 @@ NAMES = (
     Old(
         "agentlightning.trainer:build_component",
         "agentlightning.compat.components:build_component",
-        "give the object itself",
+        "pass the object itself",
     ),
     Old("agentlightning.trainer.init_utils:OptionalDefaults", None, _NO_PARTS),
     Old("agentlightning.trainer.init_utils:instantiate_component", None, _NO_PARTS),
@@ -252,7 +253,7 @@ NAMES = (
     Old("agentlightning.types:FilterField", "agentlightning.compat.types:FilterField"),
     Old("agentlightning.types:FilterOptions", "agentlightning.compat.types:FilterOptions"),
     Old("agentlightning.types:SortOptions", "agentlightning.compat.types:SortOptions"),
-    Old("agentlightning.types:ResourceUnion", "agentlightning.types:Resource", "resources may be of types of your own"),
+    Old("agentlightning.types:ResourceUnion", "agentlightning.types:Resource", "resources may have types of your own"),
     Old("agentlightning.types:AttributeValue", "agentlightning.compat.types:AttributeValue"),
     Old("agentlightning.types:TraceState", "agentlightning.compat.types:TraceState"),
     Old("agentlightning.types:TraceStatus", "agentlightning.types:SpanStatus"),
@@ -271,7 +272,7 @@ NAMES = (
     Old(
         "agentlightning.types:SpanCoreFields",
         "agentlightning.compat.types:SpanCoreFields",
-        "emitters give a whole Span",
+        "emitters return a complete Span",
     ),
     Old("agentlightning.types:SpanRecordingContext", "agentlightning.compat.types:SpanRecordingContext"),
     # ---- servers and OTLP ----
@@ -297,12 +298,12 @@ NAMES = (
     Old(
         "agentlightning.utils.otlp:handle_otlp_export",
         None,
-        "`agl store` takes OTLP at /v1/traces; there is nothing to handle in a script.",
+        "`agl store` accepts OTLP at /v1/traces; a script need not handle it.",
     ),
     Old(
         "agentlightning.utils.otlp:spans_from_proto",
         None,
-        "`agl store` takes OTLP at /v1/traces; there is nothing to handle in a script.",
+        "`agl store` accepts OTLP at /v1/traces; a script need not handle it.",
     ),
 )
 

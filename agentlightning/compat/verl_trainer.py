@@ -15,11 +15,11 @@ LOGGER, PROJECT, EXPERIMENT = "trainer.logger", "trainer.project_name", "trainer
 FOLDER, RESUME, RESUME_FROM = "trainer.default_local_dir", "trainer.resume_mode", "trainer.resume_from_path"
 PORT = "agentlightning.port"
 OF_THE_TRAINER = {
-    LOGGER: "Trainer(sinks=[…]), for each of wandb, mlflow, tensorboard, trackio; console and file are always there",
-    PROJECT: "the trackers' project, and the begin of the name of the run's folder",
+    LOGGER: "Trainer(sinks=[…]), for wandb, mlflow, tensorboard, trackio; console and file are always on",
+    PROJECT: "the trackers' project, and the start of the run folder's name",
     EXPERIMENT: "the name of the run's folder",
     FOLDER: "Trainer(run_dir=…)",
-    RESUME: "auto: goes on with the run in trainer.default_local_dir, if there is one; resume_path: Trainer(resume=…)",
+    RESUME: "auto: continues the run in trainer.default_local_dir, if there is one; resume_path: Trainer(resume=…)",
     RESUME_FROM: "with resume_mode=resume_path: Trainer(resume=…)",
     PORT: "Trainer(port=…)",
 }
