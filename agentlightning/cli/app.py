@@ -208,7 +208,12 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
-    api_key: Annotated[str | None, key_option("AGL_API_KEY", "Key that clients must send.")] = None,
+    api_key: Annotated[
+        str | None, key_option("AGL_API_KEY", "Key that clients must send; one is made with --training.")
+    ] = None,
+    no_key: Annotated[
+        bool, typer.Option("--no-key", help="With --training: let everybody on this machine train.")
+    ] = False,
     allow_host: agent_commands.AllowHost = None,
     max_context: Annotated[
         int, typer.Option(min=1, help="Tokens of a prompt with its answer; fewer let more requests run at once.")
@@ -228,7 +233,7 @@ def serve(
 
     agl serve calc --training served              with OpenAI's fine-tuning API
     """
-    if training is not None or base_models is not None or agent:
+    if training is not None or base_models is not None or agent or no_key:
         from agentlightning.cli.serve_training import run_training_server
 
         run_training_server(
@@ -241,6 +246,7 @@ def serve(
             max_context=max_context,
             allow_hosts=allow_host or [],
             agents=agent or [],
+            open_to_all=no_key,
             others={
                 "--name": name,
                 "--strict": strict or None,

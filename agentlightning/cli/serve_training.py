@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,16 @@ from typing import Any
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.console import Console
 from agentlightning.errors import ConfigError, missing_extra
+from agentlightning.files import make_folder, open_private
+from agentlightning.guard import is_local_name
+from agentlightning.keys import new_key
 from agentlightning.trainer.example import load_agent
 from agentlightning.trainer.sync import run_sync
 
 console = Console(highlight=False, soft_wrap=True)
+
+KEY_FILE = "admin.key"
+"""In the server's folder: the admin key that was made for it, the same at each start."""
 
 
 def run_training_server(
@@ -27,11 +34,12 @@ def run_training_server(
     max_context: int,
     allow_hosts: Sequence[str],
     agents: Sequence[str],
+    open_to_all: bool,
     others: Mapping[str, Any],
 ) -> None:
     """Serve until Ctrl-C. `others`: options that have no meaning here, each None if it was not given."""
     if folder is None:
-        raise ConfigError("--base-models and --agent are for jobs: give --training FOLDER with them.")
+        raise ConfigError("--base-models, --agent and --no-key are for jobs: give --training FOLDER with them.")
     if given := [option for option, value in others.items() if value is not None]:
         raise ConfigError(f"{given[0]} has no effect with --training: a base model's settings are in --base-models.")
     try:
@@ -44,15 +52,34 @@ def run_training_server(
     bases = read_bases(base_models, [model] if model else [])
     for base in bases.values():
         check(base)
+    key = admin_key_of(folder, admin_key, host, open_to_all=open_to_all)
     settings = ServerSettings(
         host=host,
         port=port,
-        admin_key=admin_key,
+        admin_key=key,
         allow_hosts=allow_hosts,
         max_context=max_context,
         agents=dict(_agent(one) for one in agents),
     )
-    run_sync(_serve(TrainingServer(folder, bases, settings), list(bases)))
+    shown = None if key == admin_key else key
+    run_sync(_serve(TrainingServer(folder, bases, settings), list(bases), shown))
+
+
+def admin_key_of(folder: Path, given: str | None, host: str, *, open_to_all: bool = False) -> str | None:
+    """The key that is given; else, on loopback, the one that was made for the folder, which is made now if there is
+    none. None: whoever reaches the server may do everything. Raises ConfigError where both are wanted."""
+    if open_to_all and given is not None:
+        raise ConfigError("--no-key lets everybody on this machine in, and --api-key only those who have a key.")
+    if given is not None or open_to_all or not is_local_name(host):
+        return given
+    file = folder / KEY_FILE
+    if not file.exists():
+        make_folder(folder)
+        work = folder / f".{KEY_FILE}.{os.getpid()}"
+        with open_private(work, "w") as opened:
+            opened.write(new_key())
+        work.replace(file)
+    return file.read_text().strip()
 
 
 def _agent(given: str) -> tuple[str, str]:
@@ -65,13 +92,16 @@ def _agent(given: str) -> tuple[str, str]:
     return name, f"{Path(file).expanduser().resolve()}:{attribute}"
 
 
-async def _serve(server: Any, bases: Sequence[str]) -> None:
+async def _serve(server: Any, bases: Sequence[str], key: str | None) -> None:
     await server.start()
     try:
         console.print(
             f"OpenAI's API, with fine-tuning of {', '.join(bases)}, at [bold]{server.endpoint}[/bold]  (Ctrl-C stops)\n"
             f"Clients take it as their base URL: OPENAI_BASE_URL={server.endpoint}"
         )
+        if key is not None:
+            stays = f"kept in {KEY_FILE} for the next start; --api-key gives another, --no-key none"
+            console.show_key("Clients send the key", key, stays)
         stopping = asyncio.create_task(interrupted())
         watching = asyncio.create_task(server.watch())
         await asyncio.wait((stopping, watching), return_when=asyncio.FIRST_COMPLETED)

@@ -140,7 +140,9 @@ class TrainingServer:
 
     def models(self, owner: str) -> HttpModels:
         """What a grader asks that a request brings. The key that it uses is good as long as the server."""
-        return HttpModels(self.endpoint, self._own_keys.setdefault(owner, self.keys.lend(owner)))
+        if owner not in self._own_keys:
+            self._own_keys[owner] = self.keys.lend(owner)
+        return HttpModels(self.endpoint, self._own_keys[owner])
 
     # ---- requests --------------------------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ class Killed:
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> None:
-        options = ["--training", "served", "--base-models", "models.json", "--port", str(self._port)]
+        options = ["--training", "served", "--base-models", "models.json", "--port", str(self._port), "--no-key"]
         command = [sys.executable, "-m", "agentlightning", "serve", *options]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: ASYNC220 (it is killed and waited for without a loop)
