@@ -212,6 +212,11 @@ OF_TRAINING = {
     **dict.fromkeys(("bf16", "fp16", "half"), "Say dtype='bfloat16'."),
     **dict.fromkeys(("use_lora", "peft_config", "use_peft"), "Say lora_rank=16."),
     **dict.fromkeys(
+        ("lora_alpha", "lora_dropout", "target_modules", "lora_target_modules", "lora_target"),
+        "An adapter has alpha 32, no dropout and all linear layers. lora_rank is its size; to learn more or less in a "
+        "step, change learning_rate.",
+    ),
+    **dict.fromkeys(
         ("load_in_4bit", "load_in_8bit", "quantization", "quantization_config"),
         "Models are not quantised here: what takes least memory is lora_rank=16 with dtype='bfloat16'.",
     ),

@@ -114,6 +114,8 @@ def test_the_trainer(settings: str, words: str) -> None:
         ("use_vllm=True", "Say backend='vllm'"),
         ("bf16=True", "Say dtype='bfloat16'"),
         ("use_lora=True", "Say lora_rank=16"),
+        ("lora_alpha=64", "alpha 32"),
+        ("target_modules=['q_proj']", "all linear layers"),
         ("load_in_4bit=True", "lora_rank=16 with dtype='bfloat16'"),
         ("gradient_accumulation_steps=4", "tokens_per_batch bounds the memory"),
         ("num_gpus=4", "A GPU is taken where there is one"),
