@@ -11,7 +11,7 @@ import agentlightning as agl
 from agentlightning.algorithm.credit.assignment import credit
 from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.episode import Earned
-from agentlightning.algorithm.sampling.examples import chat_episode, check_examples, pair_episodes, pair_of
+from agentlightning.algorithm.sampling.examples import chat_episode, check_examples, messages_of, pair_episodes, pair_of
 from agentlightning.errors import ConfigError
 from agentlightning.models import resolve_model
 from agentlightning.rendering import load_rendering
@@ -114,6 +114,19 @@ def test_what_is_no_preference_is_refused_with_its_number(wrong: dict[str, objec
     assert check_examples([good], pair_of, "preferences") is None
     with pytest.raises(ConfigError, match="number 2"):
         check_examples([good, good | wrong], pair_of, "preferences")
+
+
+@pytest.mark.parametrize("content", [None, float("nan"), 7])
+@pytest.mark.parametrize("role", ["user", "assistant", "tool"])
+def test_a_message_without_a_text_is_refused_with_its_number(role: str, content: object) -> None:
+    bad = [*CHAT[:2], {"role": role, "content": content}, *CHAT[2:3]]
+    with pytest.raises(ConfigError, match="number 2"):
+        check_examples([CHAT, bad], messages_of, "chats")
+
+
+def test_calls_of_tools_stand_instead_of_a_text() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    check_examples([[*CHAT[:2], {"role": "assistant", "content": None, "tool_calls": [call]}]], messages_of, "chats")
 
 
 def test_what_is_no_chat_is_refused() -> None:

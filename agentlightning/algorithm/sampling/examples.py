@@ -163,7 +163,17 @@ def _conversation(chat: Any) -> tuple[Messages, Tools]:
     for message in messages:
         if message.get("weight", 1) not in (0, 1):
             raise ConfigError(f"A message's weight is 0 (context) or 1 (learned), not {message['weight']!r}.")
+        content = message.get("content")
+        if isinstance(content, int | float) or (content is None and not any(map(message.get, _INSTEAD_OF_CONTENT))):
+            raise ConfigError(
+                f"The content of a message is {content!r} and not a text: {message!s:.200}. Write what was said, or "
+                "leave the message out."
+            )
     return messages, tools
+
+
+_INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "reasoning_content", "reasoning")
+"""What an assistant's message may have instead of a text."""
 
 
 def _is_record(value: Any) -> bool:
