@@ -18,6 +18,8 @@ from agent_lightning.trainings import Trainings
 from agentlightning.compat.llm_proxy import LLMProxy
 from agentlightning.dashboard import served_with_dashboard
 from agentlightning.errors import AgentLightningError, ConfigError
+from agentlightning.finetuning.app import ServerSettings, TrainingServer
+from agentlightning.finetuning.recipe import BaseModel
 from agentlightning.gateway import Gateway, Provider
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
 from agentlightning.guard import ALLOW_HOSTS, Guard
@@ -42,6 +44,13 @@ PATHS = {
     "anonymous": ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"],
     "proxy": ["/v1/chat/completions", "/rollout/r/attempt/a/v1/chat/completions"],
     "small": ["/data", "/train", "/stop", "/status", "/checkpoint"],
+    "training": [
+        "/v1/files",
+        "/v1/uploads",
+        "/v1/fine_tuning/jobs",
+        "/v1/fine_tuning/alpha/graders/run",
+        "/v1/responses",
+    ],
 }
 """Of each server, what writes or spends."""
 
@@ -57,6 +66,13 @@ async def served(kind: str, tmp_path: Path) -> AsyncIterator[str]:
             await server.start()
             stack.push_async_callback(server.stop)
             yield server.endpoint
+            return
+        if kind == "training":
+            settings = ServerSettings(port=0)
+            training = TrainingServer(tmp_path, {"calc": BaseModel("calc", "calc")}, settings)
+            await training.start()
+            stack.push_async_callback(training.stop)
+            yield training.endpoint.removesuffix("/v1")
             return
         if kind == "proxy":
             listed: Any = [
