@@ -153,7 +153,7 @@ async def test_where_one_question_fails_nobody_waits_for_the_other() -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()} | servers()
         await judge.close()
     assert verdict.scores == ()
-    assert len(asked) == 2
+    assert len(asked) in (1, 2), "the other one may be given up before it was sent"
 
 
 def servers() -> set[Any]:

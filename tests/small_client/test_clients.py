@@ -54,7 +54,7 @@ def test_a_client_trains_a_step(tmp_path: Path) -> None:
         client = server.client(TRAIN)
         said, warned = client.communicate(timeout=240)
     assert client.returncode == 0, warned
-    assert said.count("rollout\n") == 8
+    assert said.count("rollout") == 8, said  # threads may print between a word and its end of line
     assert "TrainingResult(steps=1" in said
 
 
@@ -68,7 +68,7 @@ def test_two_clients_share_a_training_and_take_the_model_with_them(tmp_path: Pat
         assert client.returncode == 0, warned
         assert "TrainingResult(steps=3" in said
         assert "cannot be reached" not in warned
-    assert outputs[1][0].count("rollout\n") > 0
+    assert outputs[1][0].count("rollout") > 0
     assert "Step 1 of 3: reward" in "".join(outputs[1])
     assert "Evaluation(reward=" in outputs[0][0]
     assert "rollouts=8, failed=0" in outputs[0][0]

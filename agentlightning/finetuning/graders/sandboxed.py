@@ -18,7 +18,6 @@ import math
 import os
 import resource
 import select
-import shutil
 import signal
 import sys
 import time
@@ -165,15 +164,18 @@ def graded(source: str, line: bytes, limits: tuple[float, int, int], protocol: t
         end_all(pid)
 
 
-def empty(folder: str) -> None:
-    """Delete what is in a folder, as far as it can be."""
-    with contextlib.suppress(OSError):
+def empty(folder: str, device: int | None = None) -> None:
+    """Delete what is in a folder, as far as it can be. What is mounted there stays and is not even looked at: it may be
+    the interpreter with all its packages. `device`: that of the folder."""
+    with contextlib.suppress(OSError, RecursionError):
+        device = os.lstat(folder).st_dev if device is None else device
         for entry in os.scandir(folder):
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path, ignore_errors=True)
-            else:
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):
+                if not entry.is_dir(follow_symlinks=False):
                     os.unlink(entry.path)
+                elif entry.stat(follow_symlinks=False).st_dev == device:
+                    empty(entry.path, device)
+                    os.rmdir(entry.path)
 
 
 def main(seconds: str, memory: str, files: str, *folders: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 from agentlightning.errors import GraderRefused
 from agentlightning.finetuning.graders import Grade, GraderSettings, Sample, grade, parse_grader, run_grader
 from agentlightning.finetuning.graders.python import MOST_SANDBOXES
+from agentlightning.finetuning.graders.sandboxed import empty
 from agentlightning.litagent.bubblewrap import Bubblewrap, check_bubblewrap
 from agentlightning.litagent.isolation import Container
 
@@ -161,6 +162,16 @@ def test_many_samples_share_a_warm_sandbox_and_the_end_of_the_loop_ends_it(
     asyncio.run(in_a_loop_of_its_own())
     assert _processes(tmp_path) == 0
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("mounted", [False, True])
+def test_what_a_sample_leaves_is_deleted_and_what_is_mounted_is_left_alone(tmp_path: Path, mounted: bool) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "file").write_text("left")
+    (tmp_path / "link").symlink_to("/")
+    empty(str(tmp_path), device=-1 if mounted else None)
+    assert (tmp_path / "a" / "b" / "file").exists() is mounted
+    assert [entry.name for entry in tmp_path.iterdir()] == (["a"] if mounted else [])
 
 
 async def test_many_graders_share_the_places_of_sandboxes() -> None:
