@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ from agentlightning.gateway.serving.http import DisconnectedError, api_key, head
 from agentlightning.guard import is_local_name
 from agentlightning.keys import not_empty
 from agentlightning.serving import ConnectionLimits, LoopServer
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "/v1"
 _CALLS = frozenset(path for dialect in DIALECTS for path in dialect.paths if "{" not in path)
@@ -168,6 +171,10 @@ class TrainingServer:
                 return _refused(Refusal(str(refused), param=refused.param, code="invalid_grader"))
             except ClientDisconnect:
                 return Response(status_code=400)
+            except Exception:  # a fault of ours: the client learns that it is none of its own
+                logger.exception("%s %s could not be answered", request.method, request.url.path[:200])
+                words = "The server failed to answer. What happened is in its log."
+                return _refused(Refusal(words, status=500, kind="server_error", code="server_error"))
 
         return answer
 

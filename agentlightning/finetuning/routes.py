@@ -205,12 +205,13 @@ async def complete_upload(call: ApiCall) -> Any:
     body = msgspec.json.decode(upload["body"])
     parts = {row["id"]: row for row in server.records.rows("SELECT * FROM parts WHERE upload = ?", call.id)}
     wanted = order.get("part_ids")
-    if not isinstance(wanted, list) or not all(key in parts for key in wanted):
+    if not isinstance(wanted, list) or not all(isinstance(key, str) and key in parts for key in wanted):
         raise bad("part_ids is a list of the parts of this upload.", "part_ids")
     if sum(parts[key]["bytes"] for key in wanted) != body["bytes"]:
         raise bad(f"The parts are to have {body['bytes']} bytes together.", "part_ids")
     content = await server.blobs.joined([parts[key]["sha256"] for key in wanted], order.get("md5"))
     with server.records.transaction():
+        _upload(call)  # nothing else has ended it meanwhile
         file = server.files.add(call.owner, content, body["filename"], body["purpose"], lifetime_of(body))
         server.files.end_upload(call.id, status="completed", file=file["id"])
     return _seen_upload({**upload, "status": "completed"}, files.seen(file))
