@@ -84,6 +84,7 @@ class TrainingServer:
         find = self.catalog.for_job
         self.jobs = Jobs(self.records, self.files, folder / "runs", find, settings.quotas, settings.agents)
         self.catalog.jobs = self.jobs
+        self.catalog.sweep()
         self.keys = Keys(self.records, settings.admin_key)
         self.queue = Queue(self.jobs, self.blobs, self._models_of, settings.command)
         self.pool = Pool(settings.loaded_models, settings.max_context)

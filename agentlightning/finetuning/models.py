@@ -132,8 +132,14 @@ class Catalog:
         with self.jobs.records.transaction():
             self.jobs.records.change("jobs", row["id"], model_deleted=1)
             self.jobs.records.say(row["id"], [Event(name="model_deleted", message=f"The model {name} was deleted")])
-        shutil.rmtree(self.jobs.folder(row["id"]) / "checkpoints", ignore_errors=True)
+        self.sweep()
         return row["id"]
+
+    def sweep(self) -> None:
+        """Remove the checkpoints of models that were deleted, also by a server that was killed before it came to it."""
+        assert self.jobs is not None
+        for row in self.jobs.records.rows("SELECT id FROM jobs WHERE model_deleted"):
+            shutil.rmtree(self.jobs.folder(row["id"]) / "checkpoints", ignore_errors=True)
 
 
 @dataclass

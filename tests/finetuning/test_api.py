@@ -414,3 +414,14 @@ def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         TrainingServer(tmp_path, {"calc": BaseModel("calc", "calc")})
     first.records.close()
+
+
+async def test_a_model_that_a_killed_server_was_deleting_is_gone_at_the_next_start(serve: Serve) -> None:
+    async with serve() as (server, client):
+        job = await client.fine_tuning.jobs.create(model="calc", training_file=await upload(client, chats()))
+        await until(client, job.id)
+        kept = server.jobs.folder(job.id) / "checkpoints"
+        assert list(kept.iterdir())
+        server.records.change("jobs", job.id, model_deleted=1)  # and then it was killed
+    async with serve():
+        assert not kept.exists()
