@@ -7,30 +7,16 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
+from agentlightning.cli.options import ProgramOptions
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import Kubernetes, LitAgent, Program
 from agentlightning.litagent.known_agents import KNOWN_AGENTS, KnownAgent
 from agentlightning.litagent.placeholders import split
 from agentlightning.trainer.example import load_agent
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProgramOptions:
-    """How a command is run; see `Program`. They mean nothing to a Python function, which refuses them."""
-
-    task_as: Literal["stdin", "file", "env"] | None = None
-    reward: Literal["last_line", "file", "http"] | None = None
-    grader: str | None = None
-    files: Path | None = None
-    workspaces: Path | None = None
-    isolation: Literal["bubblewrap"] | Kubernetes | None = None
-
-    def given(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 def find_agent(reference: str, options: ProgramOptions | None = None) -> LitAgent[Any]:
@@ -39,7 +25,7 @@ def find_agent(reference: str, options: ProgramOptions | None = None) -> LitAgen
 
     Raises ConfigError for what is neither.
     """
-    given = options.given() if options else {}
+    given = {} if options is None else _settings_of(options)
     if reference in KNOWN_AGENTS:
         _check_installed(KNOWN_AGENTS[reference], here=not isinstance(given.get("isolation"), Kubernetes))
         return Program(reference, **given)
@@ -52,6 +38,13 @@ def find_agent(reference: str, options: ProgramOptions | None = None) -> LitAgen
     if given:
         raise ConfigError(f"--{next(iter(given)).replace('_', '-')} is for programs, and {reference} is a function.")
     return load_agent(reference)
+
+
+def _settings_of(options: ProgramOptions) -> dict[str, Any]:
+    """Those that were given, as `Program` takes them."""
+    given = {name: value for name, value in vars(options).items() if value is not None and name != "isolation_option"}
+    isolation = isolation_of(options.isolation, options.isolation_option)
+    return given if isolation is None else {**given, "isolation": isolation}
 
 
 def isolation_of(kind: str | None, settings: Sequence[str]) -> Literal["bubblewrap"] | Kubernetes | None:

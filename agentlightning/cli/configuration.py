@@ -14,6 +14,7 @@ from agentlightning import algorithm as algorithms
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.records import flattened, merged, names_of, paths_of
 from agentlightning.arguments import nearest
+from agentlightning.cli.options import BackendOptions
 from agentlightning.cli.trust import code_in, require_trust
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.provenance import TASKS_FILE, VAL_TASKS_FILE
@@ -62,15 +63,15 @@ def make_algorithm(
         raise
 
 
-def backend_settings(backend: str | None, options: Sequence[str]) -> dict[str, Any]:
+def backend_settings(given: BackendOptions) -> dict[str, Any]:
     """`--backend` and its `--backend-option NAME=VALUE`s as settings; values are JSON, or text that is none."""
-    given: dict[str, Any] = {} if backend is None else {"backend": backend}
-    for text in options:
+    found: dict[str, Any] = {} if given.backend is None else {"backend": given.backend}
+    for text in given.backend_option:
         name, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"--backend-option {text}: give NAME=VALUE, for example replicas=2.")
-        given.setdefault("backend_options", {})[name] = _value(value)
-    return given
+        found.setdefault("backend_options", {})[name] = _value(value)
+    return found
 
 
 def read_config(file: Path) -> Mapping[str, Any]:

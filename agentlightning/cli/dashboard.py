@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import webbrowser
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
+from agentlightning.cli.commands.look import DashboardOptions
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.cli.store import Location
 from agentlightning.console import Console
@@ -21,15 +21,14 @@ from agentlightning.trainer.sync import run_sync
 console = Console(highlight=False, soft_wrap=True)
 
 
-def show_dashboard(
-    where: str | None, host: str, port: int, key: str | None, *, browser: bool, allow_hosts: Sequence[str]
-) -> None:
+def show_dashboard(options: DashboardOptions) -> None:
     """Serve the dashboard until Ctrl-C; of a run that goes on, and of a store that is served, say where it is."""
+    where = options.where
     if where is not None and where.startswith(("http://", "https://")):
-        _tell(dashboard_url(where.rstrip("/").removesuffix(PAGES)), browser)
+        _tell(dashboard_url(where.rstrip("/").removesuffix(PAGES)), options.browser)
         return
     location = Location(None, where) if where and "://" in where else Location(_store_file(where), None)
-    run_sync(_show(location, host, port, key, browser, allow_hosts))
+    run_sync(_show(location, options))
 
 
 def _store_file(where: str | None) -> Path:
@@ -48,18 +47,23 @@ def _store_file(where: str | None) -> Path:
     return found[-1]
 
 
-async def _show(
-    location: Location, host: str, port: int, key: str | None, browser: bool, allow_hosts: Sequence[str]
-) -> None:
+async def _show(location: Location, options: DashboardOptions) -> None:
+    browser, key = options.browser, options.key
     if location.path is not None and (live := await _served_already(location.path)) is not None:
         _tell(dashboard_url(live.url), browser)
         return
     beside = location.path and location.path.parent.parent if _is_of_a_run(location) else None
-    made = made_key(key, host)  # the pages are to be read by everybody here; what is behind them is not
+    made = made_key(key, options.host)  # the pages are to be read by everybody here; what is behind them is not
     async with location.opened() as store:
         live = location.dsn is not None
         server = served_with_dashboard(
-            store, host, port, admin_key=made or key, live=live, folder=beside, allow_hosts=allow_hosts
+            store,
+            options.host,
+            options.port,
+            admin_key=made or key,
+            live=live,
+            folder=beside,
+            allow_hosts=options.allow_host,
         )
         await server.start()
         try:

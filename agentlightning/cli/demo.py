@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agentlightning.algorithm import GRPO
 from agentlightning.algorithm.checkpoint import latest_checkpoint, read_checkpoint
+from agentlightning.cli.commands.start import DemoOptions
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.transcript import before_and_after
 from agentlightning.console import Console
@@ -23,19 +24,13 @@ from agentlightning.trainer.sync import run_sync
 console = Console(highlight=False, soft_wrap=True)
 
 
-def run_demo(
-    name: str,
-    *,
-    model: str | None,
-    steps: int | None,
-    seed: int,
-    learning_rate: float | None,
-    lora_rank: int | None,
-    run_dir: Path | None,
-    resume: Path | None,
-    port: int | None,
-) -> None:
-    """Train, then print the before and after, the curve, and what to do next."""
+def run_demo(options: DemoOptions) -> None:
+    """Train, then print the before and after, the curve, and what to do next; or the examples that there are."""
+    if options.listed:
+        list_demos()
+        return
+    name, resume, run_dir = options.name, options.resume, options.run_dir
+    model, seed, lora_rank = options.model, options.seed, options.lora_rank
     recipe = load_example(name, "recipe")
     agent = vars(load_example(name, f"{name}_agent"))[vars(recipe).get("AGENT", f"{name}_agent")]
     if resume is not None:
@@ -43,12 +38,14 @@ def run_demo(
         model, seed, lora_rank = info.base_model, info.seed, info.lora_rank
     own = vars(recipe).get("MODEL", "calc")  # a name, or a function that fetches it and says where it is
     base = model or str(own() if callable(own) else own)
-    given = {"steps": steps, "learning_rate": learning_rate, "lora_rank": lora_rank}
+    given = {"steps": options.steps, "learning_rate": options.learning_rate, "lora_rank": lora_rank}
     settings = {**recipe.SETTINGS, **{k: v for k, v in given.items() if v is not None}}
     algorithm = GRPO(model=base, seed=seed, **settings)
     if run_dir is None and resume is None:
         run_dir = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    trainer = Trainer(algorithm=algorithm, run_dir=run_dir, resume=resume, port=port, concurrency=recipe.CONCURRENCY)
+    trainer = Trainer(
+        algorithm=algorithm, run_dir=run_dir, resume=resume, port=options.port, concurrency=recipe.CONCURRENCY
+    )
     train, val = recipe.train_tasks(), recipe.val_tasks()
     try:
         result = trainer.fit(agent, train, val_dataset=val)

@@ -9,12 +9,14 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agentlightning.algorithm import Baseline
 from agentlightning.algorithm.stall import phase_of
+from agentlightning.cli.agents import find_agent
+from agentlightning.cli.commands.start import DoctorOptions
 from agentlightning.cli.opened import opened_run
 from agentlightning.cli.why import decoder_of_model, shown, template_of_model
 from agentlightning.console import terminal
@@ -30,32 +32,16 @@ from agentlightning.runner import blocking
 from agentlightning.trainer import Trainer
 from agentlightning.trainer.folder import new_folder
 from agentlightning.trainer.sync import run_sync
+from agentlightning.trainer.tasks import load_tasks
 from agentlightning.types import RolloutMode
 
 ENOUGH = 8
 """Rollouts that there must be to say something of them, however few tasks there are."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What the doctor was told."""
-
-    model: str | None
-    endpoint: str | None
-    endpoint_model: str
-    api_key: str | None
-    tasks: int
-    repeats: int
-    seconds: float
-    group_size: int
-    tasks_per_step: int
-    concurrency: int
-    max_context: int
-    as_json: bool
-
-
-def examine_agent(agent: LitAgent[Any], tasks: list[Any], options: Options) -> int:
-    """Run the rollouts, print the diagnosis, and return how many problems there are."""
+def examine_agent(options: DoctorOptions) -> bool:
+    """Run the rollouts, and print the diagnosis. Returns whether there is a problem."""
+    agent, tasks = find_agent(options.agent, options.program), load_tasks(options.tasks)
     if options.model and options.endpoint:
         raise ConfigError("Give --model or --endpoint, not both.")
     with tempfile.TemporaryDirectory(prefix="agl-doctor-") as folder:
@@ -64,11 +50,11 @@ def examine_agent(agent: LitAgent[Any], tasks: list[Any], options: Options) -> i
         terminal().print_json(json.dumps(found.to_json()))
     else:
         terminal().print(shown(found))
-    return len(found.problems)
+    return bool(found.problems)
 
 
-async def _examine(agent: LitAgent[Any], tasks: list[Any], options: Options, folder: Path) -> Diagnosis:
-    tasks = tasks[: options.tasks]
+async def _examine(agent: LitAgent[Any], tasks: list[Any], options: DoctorOptions, folder: Path) -> Diagnosis:
+    tasks = tasks[: options.limit]
     repeats = max(options.repeats, -(-ENOUGH // len(tasks))) if tasks else options.repeats
     trainer, model = _trainer(replace(options, repeats=repeats), folder)
     stop = asyncio.Event()
@@ -90,7 +76,9 @@ async def _examine(agent: LitAgent[Any], tasks: list[Any], options: Options, fol
     return await _read(trainer, plan, options, blocked, model)
 
 
-async def _read(trainer: Trainer, plan: Plan, options: Options, blocked: list[str], model: str | None) -> Diagnosis:
+async def _read(
+    trainer: Trainer, plan: Plan, options: DoctorOptions, blocked: list[str], model: str | None
+) -> Diagnosis:
     async with opened_run(trainer.run_dir) as opened:
         evidence = await opened.evidence()
         total = (await opened.store.query_rollouts(limit=0)).total
@@ -104,7 +92,7 @@ async def _read(trainer: Trainer, plan: Plan, options: Options, blocked: list[st
     return examine(evidence, plan, blocked=blocked, unfinished=total - len(done), phases=phases, **known)
 
 
-def _trainer(options: Options, folder: Path) -> tuple[Trainer, str | None]:
+def _trainer(options: DoctorOptions, folder: Path) -> tuple[Trainer, str | None]:
     """The dry run, and the model it is on; None where a provider's is asked."""
     providers: dict[str, Provider] = {}
     model = None if options.endpoint else options.model or "calc"

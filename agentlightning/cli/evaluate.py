@@ -18,6 +18,7 @@ from agentlightning.algorithm.base import PolicySpec
 from agentlightning.algorithm.checkpoint import held_checkpoint, latest_checkpoint, model_path, read_checkpoint
 from agentlightning.backend import ModelSpec
 from agentlightning.cli.agents import find_agent
+from agentlightning.cli.commands.train import EvalOptions
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.store import location_of
 from agentlightning.cli.trust import code_in, require_trust
@@ -92,66 +93,37 @@ _MARKS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalOptions:
-    """What is measured of each task."""
-
-    repeats: int | None = None
-    """Rollouts of each task; None: as many as the others need."""
-    pass_at: int | None = None
-    """Also whether one of so many rollouts earns `passing` …"""
-    best_of: int | None = None
-    """… and what the best of so many earns."""
-    passing: float = 1.0
-    as_json: bool = False
-
-    def rollouts(self) -> int:
-        """How many rollouts each task has. Raises ConfigError where an estimate needs more than are wanted."""
-        needed = max(self.pass_at or 1, self.best_of or 1)
-        if self.repeats is not None and self.repeats < needed:
-            raise ConfigError(f"The best of {needed} rollouts needs at least {needed} of each task: --repeats {needed}")
-        return self.repeats or needed
-
-    def estimates(self) -> dict[str, Callable[[Sequence[float]], float]]:
-        """What is shown, by its name: functions of a task's rewards."""
-        shown: dict[str, Callable[[Sequence[float]], float]] = {"mean reward": fmean}
-        if (k := self.pass_at) is not None:
-            shown[f"pass@{k}"] = lambda rewards: expected_best([float(r >= self.passing) for r in rewards], k)
-        if (n := self.best_of) is not None:
-            shown[f"best of {n}"] = lambda rewards: expected_best(rewards, n)
-        return shown
+def rollouts_of(options: EvalOptions) -> int:
+    """How many rollouts each task has. Raises ConfigError where an estimate needs more than are wanted."""
+    needed = max(options.pass_at or 1, options.best_of or 1)
+    if options.repeats is not None and options.repeats < needed:
+        raise ConfigError(f"The best of {needed} rollouts needs at least {needed} of each task: --repeats {needed}")
+    return options.repeats or needed
 
 
-def run_evaluation(
-    checkpoint: Path,
-    *,
-    agent: str | None,
-    tasks: Path | None,
-    base: str | None,
-    limit: int,
-    wanted: EvalOptions,
-    trust: bool,
-) -> None:
+def estimates_of(options: EvalOptions) -> dict[str, Callable[[Sequence[float]], float]]:
+    """What is shown, by its name: functions of a task's rewards."""
+    shown: dict[str, Callable[[Sequence[float]], float]] = {"mean reward": fmean}
+    if (k := options.pass_at) is not None:
+        shown[f"pass@{k}"] = lambda rewards: expected_best([float(r >= options.passing) for r in rewards], k)
+    if (n := options.best_of) is not None:
+        shown[f"best of {n}"] = lambda rewards: expected_best(rewards, n)
+    return shown
+
+
+def run_evaluation(options: EvalOptions) -> None:
     """Run both models on the tasks and print a table."""
-    with held_checkpoint(checkpoint) as held:
-        _evaluate(held or checkpoint, agent, tasks, base, limit, wanted, trust)
+    with held_checkpoint(options.checkpoint) as held:
+        _evaluate(held or options.checkpoint, options)
 
 
-def _evaluate(
-    checkpoint: Path,
-    agent: str | None,
-    tasks: Path | None,
-    base: str | None,
-    limit: int,
-    wanted: EvalOptions,
-    trust: bool,
-) -> None:
-    repeats = wanted.rollouts()
+def _evaluate(checkpoint: Path, options: EvalOptions) -> None:
+    repeats = rollouts_of(options)
     trained, came_from, run = resolve(checkpoint)
-    require_trust(checkpoint, [*code_in(trained.settings), *_own_agent(agent, run)], trust=trust)
-    untrained = came_from if base is None else replace(came_from or trained, model=base)
-    litagent, held_out = _agent_and_tasks(agent, tasks, run, checkpoint)
-    held_out = held_out[:limit]
+    require_trust(checkpoint, [*code_in(trained.settings), *_own_agent(options.agent, run)], trust=options.trust)
+    untrained = came_from if options.base is None else replace(came_from or trained, model=options.base)
+    litagent, held_out = _agent_and_tasks(options.agent, options.tasks, run, checkpoint)
+    held_out = held_out[: options.limit]
     if untrained is not None:
         beside.print(power_words(len(held_out), is_positive, repeats))
     rewards: dict[str, list[list[float]]] = {}
@@ -170,12 +142,12 @@ def _evaluate(
             if count := getattr(measured, mark):
                 beside.print(f"[yellow]{label}: {count} {words}[/yellow]")
     names = {label: served and served.name for label, served in models.items()}
-    if wanted.as_json:
-        shown = {name: _numbers(estimate, rewards) for name, estimate in wanted.estimates().items()}
+    if options.as_json:
+        shown = {name: _numbers(estimate, rewards) for name, estimate in estimates_of(options).items()}
         counts = {what: {label: getattr(one, what) for label, one in found.items()} for what in ("failed", *_MARKS)}
         terminal.print_json(json.dumps({"models": names, **counts, "repeats": repeats, "estimates": shown}))
         return
-    for name, estimate in wanted.estimates().items():
+    for name, estimate in estimates_of(options).items():
         terminal.print(_table(name, estimate, rewards, names))
         if "gain" in (numbers := _numbers(estimate, rewards)):
             gain, low, high = numbers["gain"].values()

@@ -10,13 +10,29 @@ from pathlib import Path
 from agentlightning.adapter.finetuning import Example, fine_tuning_examples, to_jsonl
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.supervised import Good, good_rollouts
+from agentlightning.cli.commands.serve import ExportOptions
 from agentlightning.cli.opened import opened_run
 from agentlightning.console import terminal
 from agentlightning.errors import ConfigError, missing_extra
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.sync import run_sync
-from agentlightning.types import Span
+from agentlightning.types import RolloutMode, Span
 from agentlightning.types.names import CALL_ID
+
+
+def export_files(options: ExportOptions) -> None:
+    """Write the conversations that were asked for to the files of `--jsonl` and `--parquet`."""
+    if options.to is not None or options.push is not None or options.merged or options.gguf:
+        raise ConfigError("--jsonl and --parquet write conversations; the model is exported by a command of its own.")
+    if options.parquet is not None and options.parquet.suffix != ".parquet":
+        raise ConfigError(f"--parquet {options.parquet}: the name of the file should end in .parquet.")
+    good = Good(
+        min_reward=options.min_reward,
+        best_of=1 if options.best_per_task else None,
+        mode=None if options.mode is None else RolloutMode(options.mode),
+    )
+    for file in filter(None, (options.jsonl, options.parquet)):
+        export_conversations(Path(options.source), file, options.form, good, options.agent)
 
 
 def export_conversations(run: Path, to: Path, form: str, good: Good, agent: str | None = None) -> int:

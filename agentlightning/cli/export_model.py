@@ -6,10 +6,10 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from agentlightning.algorithm.checkpoint import card_of, held_checkpoint, model_path, read_checkpoint
+from agentlightning.cli.commands.serve import ExportOptions
 from agentlightning.console import terminal
 from agentlightning.errors import AgentLightningError, ConfigError
 from agentlightning.files import atomic_directory
@@ -19,38 +19,26 @@ from agentlightning.models import resolve_model
 GGUF_FILE = "model.gguf"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Form:
-    """What is made of the model, and where it goes."""
-
-    to: Path | None = None
-    """A new folder."""
-    merged: bool = False
-    """An adapter becomes part of its base."""
-    gguf: bool = False
-    """One file for llama.cpp, beside the card."""
-    push: str | None = None
-    """A repository on the Hugging Face Hub."""
-    private: bool = True
-    policy: str | None = None
-    """Which one of several."""
-
-
-def export_model(source: str, form: Form) -> None:
+def export_model(form: ExportOptions) -> None:
     """Write the model of a run, of a checkpoint, or by its name, and push it where that is asked for."""
+    chosen = (form.min_reward, form.mode, form.agent)
+    if form.best_per_task or any(value is not None for value in chosen):
+        raise ConfigError("Which rollouts are chosen plays a part with --jsonl FILE or --parquet FILE only.")
+    if form.public and form.push is None:
+        raise ConfigError("--public is for a repository that is made with --push.")
     if form.to is None and form.push is None:
         raise ConfigError("Say where the model goes: --to FOLDER, --push NAME/REPOSITORY, or both.")
     if form.to is not None and form.to.exists():
         raise ConfigError(f"'{form.to}' is there already; export to a new folder.")
     if form.push is not None:
         _token()  # before anything is computed
-    with _weights(source, form.policy) as weights, _folder(form.to) as to:
+    with _weights(form.source, form.policy) as weights, _folder(form.to) as to:
         _write(weights, to, form)
         said = terminal()
         if form.to is not None:
             said.print(f"{to}: {', '.join(sorted(p.name for p in to.iterdir()))}", soft_wrap=True, markup=False)
         if form.push is not None:
-            said.print(f"pushed to {_push(to, form.push, private=form.private)}", soft_wrap=True, markup=False)
+            said.print(f"pushed to {_push(to, form.push, private=not form.public)}", soft_wrap=True, markup=False)
 
 
 @contextmanager
@@ -77,7 +65,7 @@ def _folder(to: Path | None) -> Iterator[Path]:
         yield Path(folder) / "model"
 
 
-def _write(weights: Path, to: Path, form: Form) -> None:
+def _write(weights: Path, to: Path, form: ExportOptions) -> None:
     if form.gguf:
         from agentlightning.learner.gguf_file import export_gguf
 

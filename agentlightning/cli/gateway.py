@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AsyncExitStack, nullcontext
-from pathlib import Path
 
 from agentlightning.algorithm.base import PolicySpec
 from agentlightning.algorithm.checkpoint import served_model
 from agentlightning.backend import ModelSpec
+from agentlightning.cli.commands.operate import GatewayOptions
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.cli.serve import aliases_of, model_names
 from agentlightning.cli.store import read_secret
@@ -34,94 +33,70 @@ from agentlightning.trainer.sync import run_sync
 console = Console(highlight=False, soft_wrap=True)
 
 
-def run_gateway(
-    *,
-    model: str | None,
-    name: str | None,
-    upstreams: list[str],
-    upstream_key: str | None,
-    upstream_prices: list[str],
-    upstream_limits: list[str],
-    path: Path,
-    server: str | None,
-    store_key: str | None,
-    secret_file: Path | None,
-    host: str,
-    port: int,
-    api_key: str | None,
-    open_to_all: bool = False,
-    strict: bool,
-    keep_answers: float,
-    allow_hosts: Sequence[str] = (),
-) -> None:
+def run_gateway(options: GatewayOptions) -> None:
     """Serve until Ctrl-C. Who reaches a gateway with a provider's key can spend by it, so that such a gateway has a key
-    of its own unless it is `open_to_all`.
+    of its own unless `--no-key` is given.
     """
-    not_empty(api_key, "--api-key")
-    if not is_local_name(host) and api_key is None:
-        raise ConfigError(f"Listening on {host} lets others in: give --api-key, or listen on 127.0.0.1.")
-    not_empty(store_key, "--key")
-    models = read_upstreams(upstreams, upstream_key, upstream_prices, upstream_limits)
-    if open_to_all and api_key is not None:
+    api_key, server = not_empty(options.api_key, "--api-key"), options.server
+    if not is_local_name(options.host) and api_key is None:
+        raise ConfigError(f"Listening on {options.host} lets others in: give --api-key, or listen on 127.0.0.1.")
+    not_empty(options.key, "--key")
+    models = read_upstreams(options.providers)
+    if options.no_key and api_key is not None:
         raise ConfigError("--no-key lets everybody on this machine in, and --api-key only those who have the key.")
-    spends = any(provider.api_key for provider in models.values())
-    made = made_key(api_key, host, open_to_all=open_to_all or not spends)
-    if model is None and not models:
+    if options.model is None and not models:
         raise ConfigError("Say what to serve: --model MODEL, or --upstream NAME=URL of another provider.")
-    if strict and model is None:
+    if options.strict and options.model is None:
         raise ConfigError("--strict is of a model that is served here (--model): other providers check for themselves.")
-    secret = None if secret_file is None else read_secret(secret_file, create=True)
-    store_key = store_key or (find_key(server) if server else None)
+    secret = None if options.secret_file is None else read_secret(options.secret_file, create=True)
+    store_key = options.key or (find_key(server) if server else None)
     if secret is None and server and store_key:
         secret = derived_secret(store_key)  # as runners of this store do
-    store = LightningStoreClient(server, key=store_key) if server else SqliteLightningStore(path)
-    answers, place = RecentAnswers(seconds=60 * keep_answers), server or str(path)
-    keys = api_key, made
-    run_sync(_serve(store, model, name, models, secret, host, port, keys, strict, answers, place, path, allow_hosts))
+    store = LightningStoreClient(server, key=store_key) if server else SqliteLightningStore(options.path)
+    run_sync(_serve(store, models, secret, options))
 
 
 async def _serve(
-    store: LightningStore,
-    model: str | None,
-    name: str | None,
-    models: dict[str, Provider],
-    secret: bytes | None,
-    host: str,
-    port: int,
-    keys: tuple[str | None, str | None],
-    strict: bool,
-    answers: RecentAnswers,
-    place: str,
-    path: Path,
-    allow_hosts: Sequence[str],
+    store: LightningStore, models: dict[str, Provider], secret: bytes | None, options: GatewayOptions
 ) -> None:
-    given, made = keys
+    model, host = options.model, options.host
+    spends = any(provider.api_key for provider in models.values())
+    made = made_key(options.api_key, host, open_to_all=options.no_key or not spends)
+    answers = RecentAnswers(seconds=60 * options.keep_answers)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
         await store.statistics()  # is it there, and may we?
         if isinstance(store, SqliteLightningStore):
-            await readable_by_others(stack, store, path)
+            await readable_by_others(stack, store, options.path)
         policy, served = None, dict[str, Model](models)
         if model is not None:
-            served = {**aliases_of(model_names(model, name)), **models}
+            served = {**aliases_of(model_names(model, options.name)), **models}
             policy = PolicySpec(
-                ModelSpec(model=stack.enter_context(served_model(model))), CallSettings(strict_requests=strict)
+                ModelSpec(model=stack.enter_context(served_model(model))), CallSettings(strict_requests=options.strict)
             )
         with console.status(f"loading {model}") if model else nullcontext():
             gateway = (
                 await serve_models(stack, store, policy, models=served, any_model_name=True, secret=secret)
             ).gateway
-        app = AnonymousAccess(gateway, store, made or given, answers=answers, sessions=Sessions(answers.seconds))
+        app = AnonymousAccess(
+            gateway, store, made or options.api_key, answers=answers, sessions=Sessions(answers.seconds)
+        )
         stack.push_async_callback(app.close)
         front = LoopServer(
-            app, host, port, what="gateway", error=GatewayError, trusted=gateway.trusts, allow_hosts=allow_hosts
+            app,
+            host,
+            options.port,
+            what="gateway",
+            error=GatewayError,
+            trusted=gateway.trusts,
+            allow_hosts=options.allow_host,
         )
         await front.start()
         stack.push_async_callback(front.stop)
         stack.enter_context(kept_key(front.port, made))  # before anybody knows the address
         console.print(
             f"Serving [bold]{', '.join(gateway.names())}[/bold] at [bold]http://{host}:{front.port}/v1[/bold] "
-            f"(Ctrl-C stops)\nCalls are recorded in {place}"
+            f"(Ctrl-C stops)\nCalls are recorded in {options.server or options.path}"
         )
         if made is not None:
             stays = "made for this start; --api-key gives one that stays, --no-key none"

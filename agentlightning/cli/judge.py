@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
 from agentlightning.algorithm.parts.group_judge import GroupJudge, Judge, as_judge
+from agentlightning.cli.commands.look import JudgeOptions
 from agentlightning.cli.configuration import parsed_settings
 from agentlightning.cli.interrupt import exit_interrupted, interrupted
 from agentlightning.cli.opened import OpenedRun, opened_run
@@ -48,36 +49,20 @@ _WORDS: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeOptions:
-    """What the user wants to know."""
-
-    labels: str | None
-    template: Path | None
-    url: str | None
-    model: str | None
-    rubric: Path | None
-    settings: Sequence[str]
-    limit: int
-    equal: float
-    trust: bool
-    as_json: bool
-
-
-def measure_judge(run: Path, run_id: str | None, asked: JudgeOptions) -> None:
+def measure_judge(asked: JudgeOptions) -> None:
     """Ask the judge and print what it is worth; or write a file for people to label."""
-    if run_sync(_measure(run, run_id, asked)):
+    if run_sync(_measure(asked)):
         exit_interrupted()
 
 
-async def _measure(path: Path, run_id: str | None, asked: JudgeOptions) -> bool:
+async def _measure(asked: JudgeOptions) -> bool:
     """Whether Ctrl-C ended it."""
-    async with opened_run(path, run_id) as opened:
+    async with opened_run(asked.run, asked.run_id) as opened:
         settings = opened.settings
         store_id = None if opened.run is None else opened.run.run_id
         stored = await groups_of(opened.store, store_id, settings.get("group_size"))
-        if asked.template is not None:
-            await _write_template(opened, stored, asked.template, asked.limit)
+        if asked.write_labels is not None:
+            await _write_template(opened, stored, asked.write_labels, asked.limit)
             return False
         part = _judge_of(opened, asked)
         label_of = None if asked.labels is None else _labels(asked.labels, stored, settings)

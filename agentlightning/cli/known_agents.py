@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rich.table import Table
 
+from agentlightning.cli.commands.train import AgentsOptions
 from agentlightning.console import terminal
 from agentlightning.litagent.known_agents import KNOWN_AGENTS, KnownAgent
 
@@ -19,12 +20,12 @@ _SECONDS = 20.0
 _VERSION = re.compile(r"\d+(?:\.\d+)+\S*")
 
 
-def list_agents(*, as_json: bool) -> None:
+def list_agents(options: AgentsOptions) -> None:
     """Print each with its version here, the newest that was tested, and how its sub-agents are told apart."""
     agents = list(KNOWN_AGENTS.values())
     with ThreadPoolExecutor(len(agents)) as pool:
         versions = list(pool.map(_installed, agents))
-    if as_json:
+    if options.as_json:
         terminal().print_json(json.dumps([_record(a, v) for a, v in zip(agents, versions, strict=True)]))
         return
     table = Table("agent", "here", "tested", "sub-agents", box=None)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from agentlightning.cli.commands.start import ModelsOptions
 from agentlightning.cli.plan import as_time
 from agentlightning.console import one_line, terminal
 from agentlightning.errors import AgentLightningError
@@ -37,11 +38,11 @@ class Suited:
     remark: str
 
 
-def list_models(gpus: str | None, *, as_json: bool) -> None:
+def list_models(options: ModelsOptions) -> None:
     """Print the models, with the memory and the seconds of a step by the numbers of `agl plan`."""
-    device, count = devices(gpus)
+    device, count = devices(options.gpus)
     found = [_suited(name, source, shape, device, count) for name, source, shape in _known()]
-    if as_json:
+    if options.as_json:
         about = {"device": device.name, "count": count, "memory": device.memory}
         terminal().print_json(json.dumps(about | {"models": [asdict(one) for one in found]}))
         return

@@ -7,22 +7,24 @@ from contextlib import nullcontext
 from dataclasses import fields
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
 
 from agentlightning.algorithm import APO, GEPA, Prices
 from agentlightning.algorithm.checkpoint import served_model
+from agentlightning.cli.agents import find_agent
+from agentlightning.cli.commands.train import OptimizeOptions
 from agentlightning.cli.configuration import parsed_settings
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.console import Console
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.routing.upstream import Provider
 from agentlightning.keys import not_empty
-from agentlightning.litagent import LitAgent
 from agentlightning.outgoing import http_session
 from agentlightning.trainer import Trainer
 from agentlightning.trainer.sync import run_sync
+from agentlightning.trainer.tasks import load_tasks
 from agentlightning.types import Demonstrations, PromptTemplate, RolloutConfig, SystemPrompt, ToolDescription
 
 console = Console(highlight=False, soft_wrap=True)
@@ -30,32 +32,27 @@ console = Console(highlight=False, soft_wrap=True)
 KINDS: Mapping[str, type[APO] | type[GEPA]] = {"apo": APO, "gepa": GEPA}
 MODEL_SETTINGS = {"apo": ("gradient_model", "apply_edit_model"), "gepa": ("reflection_model",)}
 """Where the critic's model is named."""
+_BUDGETS = ("budget_rollouts", "budget_critic_tokens", "budget_cost")
 _OF_THE_COMMAND = ("async_openai_client", "rollout_config", "prices")
 _MODELS_SECONDS = 10.0
 _LISTED = 10
 _PRICES = ("critic_input", "critic_output", "agent_input", "agent_output")
 
 
-def read_prompts(
-    prompts: Sequence[str],
-    system_prompts: Sequence[str],
-    tools: Sequence[str],
-    place: Literal["replace", "before", "after"],
-    demonstrations: int | None = None,
-    answer: str | None = None,
-) -> dict[str, PromptTemplate]:
+def read_prompts(options: OptimizeOptions) -> dict[str, PromptTemplate]:
     """The templates that are tuned, by name. Raises ConfigError where there is none, or a file is not there."""
+    demonstrations, answer = options.demonstrations, options.answer
     found: dict[str, PromptTemplate] = {}
-    for given in prompts:
+    for given in options.prompt:
         name, text = _named(given, "prompt_template")
         engine = "jinja" if "{{" in text else "f-string"
         found[name] = PromptTemplate(template=text, engine=engine)
-    for given in system_prompts:
+    for given in options.system_prompt:
         agent, text = _named(given, "")
         found[f"system_{agent}" if agent else "system_prompt"] = SystemPrompt(
-            template=text, agent=agent or None, how=place
+            template=text, agent=agent or None, how=options.prompt_place
         )
-    for given in tools:
+    for given in options.tool_description:
         tool, text = _named(given, "")
         if not tool:
             raise ConfigError(f"--tool-description {given}: give TOOL=FILE.")
@@ -80,58 +77,24 @@ def _named(given: str, otherwise: str) -> tuple[str, str]:
     return (name if equals else otherwise), path.read_text(encoding="utf-8").rstrip("\n")
 
 
-def optimize_agent(
-    agent: LitAgent[Any],
-    tasks: list[Any],
-    val_tasks: list[Any] | None,
-    *,
-    algorithm: str,
-    prompts: dict[str, PromptTemplate],
-    model: str | None,
-    endpoint: str | None,
-    endpoint_model: str | None,
-    api_key: str | None,
-    critic_url: str | None,
-    critic_model: str | None,
-    critic_key: str | None,
-    budget: Mapping[str, float | None],
-    prices: str | None,
-    settings: Sequence[str],
-    timeout: float | None,
-    concurrency: int,
-    run_dir: Path | None,
-    resume: Path | None,
-) -> None:
+def optimize_agent(options: OptimizeOptions) -> None:
     """Tune; the run says itself what came of it and where it is."""
+    agent, tasks = find_agent(options.agent, options.program), load_tasks(options.tasks)
+    val_tasks = load_tasks(options.val_tasks) if options.val_tasks else None
+    prompts = read_prompts(options)
     texts = [name for name, prompt in prompts.items() if not isinstance(prompt, Demonstrations)]
-    _check_models(texts, [name for name, prompt in prompts.items() if prompt.literal], model, endpoint, critic_url)
-    key = not_empty(api_key, "--api-key")
-    kind = KINDS[algorithm]
-    given: dict[str, Any] = {f"budget_{name}": limit for name, limit in budget.items()}
-    given |= parsed_settings(settings, [f.name for f in fields(kind) if f.init and f.name not in _OF_THE_COMMAND])
-    if endpoint is not None:
-        endpoint_model = endpoint_model or run_sync(only_model(endpoint, key))
-    if texts:
-        at_endpoint = critic_url in (None, endpoint)
-        for name in MODEL_SETTINGS[algorithm]:
-            given.setdefault(name, critic_model or (endpoint_model if at_endpoint else None))
-        if None in [given[name] for name in MODEL_SETTINGS[algorithm]]:
-            raise ConfigError(f"Say which model the critic at {critic_url} is: --critic-model NAME.")
-        given |= {"critic_url": critic_url or endpoint, "critic_key": critic_key or (key if at_endpoint else None)}
-    with served_model(model) if model else nullcontext() as path:
-        tuner = kind(
-            model=path,
-            prices=None if prices is None else _prices(prices),
-            rollout_config=RolloutConfig(timeout_seconds=timeout),
-            **given,
-        )
+    _check_models(options, texts, [name for name, prompt in prompts.items() if prompt.literal])
+    key, endpoint = not_empty(options.api_key, "--api-key"), options.endpoint
+    served = options.endpoint_model or (run_sync(only_model(endpoint, key)) if endpoint is not None else None)
+    given = _settings(options, texts, key, served)
+    with served_model(options.model) if options.model else nullcontext() as path:
         trainer = Trainer(
-            algorithm=tuner,
-            models={"llm": Provider(base_url=endpoint, api_key=key, model=endpoint_model)} if endpoint else {},
+            algorithm=KINDS[options.algorithm](model=path, **given),
+            models={"llm": Provider(base_url=endpoint, api_key=key, model=served)} if endpoint else {},
             initial_resources={**prompts},
-            concurrency=concurrency,
-            run_dir=run_dir,
-            resume=resume,
+            concurrency=options.concurrency,
+            run_dir=options.run_dir,
+            resume=options.resume,
         )
         result = trainer.fit(agent, tasks, val_tasks)
     if result.stopped:
@@ -139,15 +102,30 @@ def optimize_agent(
         exit_interrupted()
 
 
-def _check_models(
-    texts: Sequence[str], put_in: Sequence[str], model: str | None, endpoint: str | None, critic_url: str | None
-) -> None:
+def _settings(options: OptimizeOptions, texts: Sequence[str], key: str | None, served: str | None) -> dict[str, Any]:
+    """The algorithm's settings: budgets, those of `--set`, and the critic, where there are texts to tune."""
+    given: dict[str, Any] = {name: getattr(options, name) for name in _BUDGETS}
+    known = [f.name for f in fields(KINDS[options.algorithm]) if f.init and f.name not in _OF_THE_COMMAND]
+    given |= parsed_settings(options.settings, known)
+    if texts:
+        at_endpoint = options.critic_url in (None, options.endpoint)
+        for name in MODEL_SETTINGS[options.algorithm]:
+            given.setdefault(name, options.critic_model or (served if at_endpoint else None))
+        if None in [given[name] for name in MODEL_SETTINGS[options.algorithm]]:
+            raise ConfigError(f"Say which model the critic at {options.critic_url} is: --critic-model NAME.")
+        critic_key = options.critic_key or (key if at_endpoint else None)
+        given |= {"critic_url": options.critic_url or options.endpoint, "critic_key": critic_key}
+    prices = None if options.prices is None else _prices(options.prices)
+    return {**given, "prices": prices, "rollout_config": RolloutConfig(timeout_seconds=options.timeout)}
+
+
+def _check_models(options: OptimizeOptions, texts: Sequence[str], put_in: Sequence[str]) -> None:
     """Raises ConfigError where a model that is needed is missing, or the agent has two."""
-    if model is not None and endpoint is not None:
+    if options.model is not None and options.endpoint is not None:
         raise ConfigError("The agent's model is either served here (--model) or at --endpoint: give one.")
-    if texts and critic_url is None and endpoint is None:
+    if texts and options.critic_url is None and options.endpoint is None:
         raise ConfigError("There is no critic: give --critic-url, the base URL of an OpenAI-compatible server.")
-    if put_in and endpoint is None and model is None:
+    if put_in and options.endpoint is None and options.model is None:
         raise ConfigError(
             f"The gateway puts in {', '.join(put_in)}: give --endpoint or --model, so that calls go through it."
         )

@@ -1,17 +1,10 @@
-"""Which commands, and which of their options, stand together in the help. A test keeps both tables whole."""
+"""Which options of the large commands stand together in the help. A test keeps the table whole."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "Start here": ("demo", "models", "plan", "doctor", "run"),
-    "Train": ("train", "agents", "optimize", "eval"),
-    "Look": ("runs", "show", "watch", "why", "compare", "whatif", "judge", "report", "dashboard"),
-    "Use the model": ("serve", "export"),
-    "Operate": ("store", "runner", "gateway"),
-}
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "The agent and its tasks": ("agent", "tasks", "val_tasks", "data", "remote", "repeats"),
     "What is learned": ("algorithm", "model", "steps", "seed", "config", "trust", "settings", "print_config"),
@@ -33,9 +26,8 @@ GROUPED = ("train", "optimize", "run", "runner")
 """The commands whose options are many."""
 
 
-def panel_of(name: str, panels: Mapping[str, Iterable[str]]) -> str | None:
-    """The panel that a command or an option stands in."""
-    return next((panel for panel, names in panels.items() if name in names), None)
+def _panel_of(option: str) -> str | None:
+    return next((panel for panel, names in OPTIONS.items() if option in names), None)
 
 
 def group_options(command: Any) -> Any:
@@ -43,6 +35,6 @@ def group_options(command: Any) -> Any:
     order = list(OPTIONS)
     for parameter in command.params:
         if getattr(parameter, "rich_help_panel", None) is None:
-            parameter.rich_help_panel = panel_of(parameter.name, OPTIONS)
+            parameter.rich_help_panel = _panel_of(parameter.name)
     command.params.sort(key=lambda p: order.index(p.rich_help_panel) if p.rich_help_panel in order else -1)
     return command

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
 
+from agentlightning.cli.commands.start import PlanOptions
 from agentlightning.console import one_line, terminal
 from agentlightning.errors import ConfigError
 from agentlightning.models.hardware import Hardware, devices
@@ -18,22 +18,15 @@ from agentlightning.models.shape import BYTES_OF, count_of
 DEFAULT_CONTEXT = 4096
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What was asked."""
-
-    model: str
-    gpus: str | None
-    dtype: str | None
-    context: int | None
-    response: int | None
-    settings: dict[str, Any]
-    """The rest of `Job`'s, by name."""
-    as_json: bool
+OF_THE_JOB = (
+    *("lora_rank", "group_size", "tasks_per_step", "concurrency", "tokens_per_batch"),
+    *("gradient_checkpointing", "offload"),
+)
+"""Options that are settings of a `Job`."""
 
 
-def plan_training(options: Options) -> bool:
-    """Print the plan; whether it fits."""
+def plan_training(options: PlanOptions) -> bool:
+    """Print the plan. Returns whether it does not fit."""
     device, count = devices(options.gpus)
     job = job_of(options, device)
     layout = best(job, device, count)
@@ -42,16 +35,16 @@ def plan_training(options: Options) -> bool:
         terminal().print_json(json.dumps(as_json(options.model, job, layout, count, ways)))
     else:
         _show(options.model, job, layout, count, ways)
-    return layout.fits
+    return not layout.fits
 
 
-def job_of(options: Options, device: Hardware) -> Job:
+def job_of(options: PlanOptions, device: Hardware) -> Job:
     """With defaults that follow from the model and the device."""
     shape = known_shape(options.model)
     dtype = options.dtype or ("bfloat16" if device.is_gpu else "float32")
     if dtype not in BYTES_OF:
         raise ConfigError(f"--dtype is {dtype!r}; it can be {', '.join(BYTES_OF)}.")
-    if options.settings.get("offload") and not device.is_gpu:
+    if options.offload and not device.is_gpu:
         raise ConfigError("--offload takes the optimiser from a GPU's memory, and there is none: leave it out.")
     limit = shape.max_context or options.context or DEFAULT_CONTEXT
     if options.context is not None and options.context > limit:
@@ -62,7 +55,13 @@ def job_of(options: Options, device: Hardware) -> Job:
         raise ConfigError(
             f"--response is {response}: what a rollout samples must be less than its context of {context}."
         )
-    return Job(shape=shape, dtype=dtype, context=context, response=response, **options.settings)
+    return Job(
+        shape=shape,
+        dtype=dtype,
+        context=context,
+        response=response,
+        **{name: getattr(options, name) for name in OF_THE_JOB},
+    )
 
 
 def as_json(model: str, job: Job, layout: Layout, count: int, ways: list[Change]) -> dict[str, Any]:

@@ -12,7 +12,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from agentlightning.algorithm.episode import Episode
+from agentlightning.cli.commands.look import ReportOptions
 from agentlightning.cli.opened import OpenedRun, opened_run
 from agentlightning.cli.show import as_record
 from agentlightning.cli.why import decoder_of
@@ -43,9 +46,9 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:.2rem 0 .8rem;font-size:.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def write_report(path: Path, to: Path | None, run_id: str | None) -> Path:
-    """Write the report of a run; returns where it is."""
-    return run_sync(_write(path, to, run_id))
+def write_report(options: ReportOptions) -> None:
+    """Write the report of a run, and print where it is."""
+    typer.echo(safe(str(run_sync(_write(options.run, options.to, options.run_id)))))
 
 
 async def _write(path: Path, to: Path | None, run_id: str | None) -> Path:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import typer
-
 from agentlightning.algorithm import Baseline
 from agentlightning.algorithm.episode import Episode
+from agentlightning.cli.agents import find_agent
+from agentlightning.cli.commands.start import RunOptions
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.console import Console
 from agentlightning.doctor.in_rollouts import outcomes
@@ -19,54 +18,43 @@ from agentlightning.errors import ConfigError
 from agentlightning.gateway.routing.upstream import Provider
 from agentlightning.installation import command_name
 from agentlightning.keys import not_empty
-from agentlightning.litagent import LitAgent
 from agentlightning.metrics import SilentConsole
 from agentlightning.trainer import Trainer
+from agentlightning.trainer.tasks import load_tasks
 from agentlightning.types import RolloutConfig, RolloutMode
 
 console = Console(highlight=False, soft_wrap=True)
 
 
-def run_agent(
-    agent: LitAgent[Any],
-    tasks: list[Any],
-    *,
-    model: str | None,
-    endpoint: str | None,
-    endpoint_model: str,
-    api_key: str | None,
-    repeats: int,
-    timeout: float | None,
-    concurrency: int,
-    run_dir: Path | None,
-    as_json: bool = False,
-) -> None:
-    """Run it, which says what came of it. Exits with 1 when no rollout came to a reward."""
-    if model and endpoint:
+def run_agent(options: RunOptions) -> bool:
+    """Run it, and print what came of it. Returns whether no rollout came to a reward."""
+    agent, tasks = find_agent(options.agent, options.program), load_tasks(options.tasks)
+    if options.model and options.endpoint:
         raise ConfigError("Give --model or --endpoint, not both.")
     providers: dict[str, Provider] = {}
-    if endpoint:  # asked through the gateway, so that its calls are recorded
-        key = not_empty(api_key, "--api-key")
-        providers["llm"] = Provider(base_url=endpoint, api_key=key, model=endpoint_model)
+    if options.endpoint:  # asked through the gateway, so that its calls are recorded
+        key = not_empty(options.api_key, "--api-key")
+        providers["llm"] = Provider(base_url=options.endpoint, api_key=key, model=options.endpoint_model)
     algorithm = Baseline(
-        model=model,
-        repeats=repeats,
+        model=options.model,
+        repeats=options.repeats,
         mode=RolloutMode.TEST,
-        max_concurrency=concurrency,
-        rollout_config=RolloutConfig(timeout_seconds=timeout),
+        max_concurrency=options.concurrency,
+        rollout_config=RolloutConfig(timeout_seconds=options.timeout),
     )
-    told: dict[str, Any] = {"console": SilentConsole()} if as_json else {}
-    trainer = Trainer(algorithm=algorithm, models=providers, concurrency=concurrency, run_dir=run_dir, **told)
+    told: dict[str, Any] = {"console": SilentConsole()} if options.as_json else {}
+    trainer = Trainer(
+        algorithm=algorithm, models=providers, concurrency=options.concurrency, run_dir=options.run_dir, **told
+    )
     result = trainer.fit(agent, tasks)
     if result.stopped:
         console.print("Stopped.")
         exit_interrupted()
-    if as_json:
+    if options.as_json:
         console.print_json(json.dumps(numbers(algorithm.episodes) | {"run_dir": str(result.run_dir)}))
     else:
         console.print(f"Read what was said:  {command_name()} show {result.run_dir}")
-    if not any(e.good for e in algorithm.episodes):
-        raise typer.Exit(1)
+    return not any(e.good for e in algorithm.episodes)
 
 
 def numbers(episodes: Sequence[Episode]) -> dict[str, Any]:

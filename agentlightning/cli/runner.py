@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from pathlib import Path
 from typing import Any
 
+from agentlightning.cli.agents import find_agent
+from agentlightning.cli.commands.operate import RunnerOptions
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.store import read_secret
 from agentlightning.console import Console
@@ -18,30 +19,15 @@ from agentlightning.trainer.sync import run_sync, stop_on_interrupt
 console = Console(highlight=False, soft_wrap=True)
 
 
-def run_runner(
-    agent: LitAgent[Any],
-    *,
-    server: str,
-    key: str | None,
-    secret_file: Path | None,
-    concurrency: int,
-    max_rollouts: int | None,
-    give_up_after: float | None,
-    run: str | None = None,
-) -> None:
+def run_runner(options: RunnerOptions) -> None:
     """Claim and run rollouts until Ctrl-C. Raises StoreError when the server is not there to begin with."""
-    secret = read_secret(secret_file, create=False) if secret_file else None
-    if run_sync(_serve(agent, Address(server, key, secret, run), concurrency, max_rollouts, give_up_after)):
+    agent = find_agent(options.agent, options.program)
+    secret = read_secret(options.secret_file, create=False) if options.secret_file else None
+    if run_sync(_serve(agent, Address(options.server, options.key, secret, options.run), options)):
         exit_interrupted()
 
 
-async def _serve(
-    agent: LitAgent[Any],
-    address: Address,
-    concurrency: int,
-    max_rollouts: int | None,
-    give_up_after: float | None,
-) -> bool:
+async def _serve(agent: LitAgent[Any], address: Address, options: RunnerOptions) -> bool:
     """Whether Ctrl-C ended it."""
     client = LightningStoreClient(address.url, key=address.key)
     console.print(f"Looking for the store at {address.url} …")
@@ -53,14 +39,14 @@ async def _serve(
     with stop_on_interrupt(
         stop, lambda _: console.print("Finishing what runs (Ctrl-C again to stop at once)")
     ) as heard:
-        console.print(f"Running rollouts of [bold]{address.url}[/bold], {concurrency} at once (Ctrl-C stops)")
+        console.print(f"Running rollouts of [bold]{address.url}[/bold], {options.concurrency} at once (Ctrl-C stops)")
         await serve_rollouts(
             agent,
             address,
             stop=stop,
-            concurrency=concurrency,
-            max_rollouts=max_rollouts,
-            give_up_seconds=give_up_after,
+            concurrency=options.concurrency,
+            max_rollouts=options.max_rollouts,
+            give_up_seconds=options.give_up_after,
         )
     console.print("Stopped.")
     return signal.SIGINT in heard

@@ -15,6 +15,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from agentlightning.cli.commands.look import CompareOptions, RunsOptions
 from agentlightning.cli.curve import plot
 from agentlightning.cli.opened import described, rows
 from agentlightning.console import fitting_table, one_line, terminal
@@ -55,13 +56,14 @@ class Listed:
     """When its files were last written, in seconds since the epoch."""
 
 
-def list_runs(folder: Path, *, as_json: bool) -> None:
+def list_runs(options: RunsOptions) -> None:
     """Print the runs in a folder and below it, the latest first. Raises ConfigError for none."""
+    folder = options.folder
     files = [*folder.glob(RUN_FILE), *folder.glob(f"*/{RUN_FILE}"), *folder.glob(f"*/*/{RUN_FILE}")]
     found = sorted((_listed(file.parent) for file in files), key=lambda run: -run.last_heard)
     if not found:
         raise ConfigError(f"There is no run in '{folder}'. Runs are folders with a {RUN_FILE}; `agl train` makes one.")
-    if as_json:
+    if options.as_json:
         terminal().print_json(json.dumps([asdict(run) for run in found]))
         return
     terminal().print(fitting_table([_cells(run) for run in found], terminal()))
@@ -160,15 +162,16 @@ def _ago(then: float) -> str:
 # ---- two of them -----------------------------------------------------------------------------------------------------
 
 
-def compare_runs(first: Path, second: Path, metric: str, *, as_json: bool) -> None:
+def compare_runs(options: CompareOptions) -> None:
     """Print two runs side by side: a curve of both, what they came to, and in which settings they differ."""
+    first, second, metric = options.first, options.second, options.metric
     for folder in (first, second):
         if not (folder / RUN_FILE).is_file():
             raise ConfigError(f"There is no run in '{folder}': it has no {RUN_FILE}.")
     differ = difference(described(first), described(second))
     curves = {str(folder): points_of(rows(folder), metric) for folder in (first, second)}
     summaries = [_listed(first), _listed(second)]
-    if as_json:
+    if options.as_json:
         found = {"runs": [asdict(run) for run in summaries], "settings": differ, "curves": curves}
         terminal().print_json(json.dumps(found, default=repr))
         return

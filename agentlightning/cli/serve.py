@@ -13,6 +13,7 @@ import typer
 from agentlightning.algorithm.base import PolicySpec
 from agentlightning.algorithm.checkpoint import served_model
 from agentlightning.backend import POLICY, Backend, ModelSpec, check_backend
+from agentlightning.cli.commands.serve import ServeOptions
 from agentlightning.cli.configuration import backend_settings
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.cli.sample import curl_command
@@ -36,32 +37,20 @@ LONGEST_PAUSE = 60.0
 console = Console(highlight=False, soft_wrap=True)
 
 
-def run_server(
-    model: str,
-    *,
-    host: str,
-    port: int,
-    api_key: str | None,
-    name: str | None = None,
-    strict: bool = False,
-    keep_answers: float = 60.0,
-    max_context: int = ModelSpec.max_context,
-    backend: str | None = None,
-    backend_options: Sequence[str] = (),
-    allow_hosts: Sequence[str] = (),
-) -> None:
+def run_server(options: ServeOptions) -> None:
     """Serve until Ctrl-C."""
-    not_empty(api_key, "--api-key")
-    if not is_local_name(host) and api_key is None:
-        raise ConfigError(f"Listening on {host} lets others in: give --api-key, or listen on 127.0.0.1.")
-    given = backend_settings(backend, backend_options)
-    kind, options = given.get("backend", "embedded"), given.get("backend_options", {})
-    check_backend(kind, options)
-    with served_model(model) as path:
-        described = ModelSpec(model=path, max_context=max_context, backend_options=options)
-        spec = PolicySpec(described, CallSettings(strict_requests=strict), backend=kind)
-        answers = RecentAnswers(seconds=60 * keep_answers)
-        run_sync(_serve(spec, model_names(model, name), host, port, api_key, answers, allow_hosts))
+    if options.model is None:
+        raise ConfigError("Say what to serve: agl serve MODEL.")
+    not_empty(options.api_key, "--api-key")
+    if not is_local_name(options.host) and options.api_key is None:
+        raise ConfigError(f"Listening on {options.host} lets others in: give --api-key, or listen on 127.0.0.1.")
+    given = backend_settings(options.computed)
+    kind, of_backend = given.get("backend", "embedded"), given.get("backend_options", {})
+    check_backend(kind, of_backend)
+    with served_model(options.model) as path:
+        described = ModelSpec(model=path, max_context=options.max_context, backend_options=of_backend)
+        spec = PolicySpec(described, CallSettings(strict_requests=options.strict), backend=kind)
+        run_sync(_serve(spec, model_names(options.model, options.name), options))
 
 
 def model_names(model: str, name: str | None = None) -> list[str]:
@@ -84,15 +73,8 @@ def aliases_of(names: Sequence[str]) -> dict[str, str]:
     return {name: POLICY for name in names if name != POLICY}
 
 
-async def _serve(
-    spec: PolicySpec,
-    names: Sequence[str],
-    host: str,
-    port: int,
-    api_key: str | None,
-    answers: RecentAnswers,
-    allow_hosts: Sequence[str],
-) -> None:
+async def _serve(spec: PolicySpec, names: Sequence[str], options: ServeOptions) -> None:
+    host, api_key, answers = options.host, options.api_key, RecentAnswers(seconds=60 * options.keep_answers)
     model = spec.model.model
     async with AsyncExitStack() as stack:
         store = InMemoryLightningStore()
@@ -104,7 +86,13 @@ async def _serve(
         app = AnonymousAccess(gateway, store, api_key, answers=answers, sessions=Sessions(answers.seconds))
         stack.push_async_callback(app.close)
         server = LoopServer(
-            app, host, port, what="model", error=GatewayError, trusted=gateway.trusts, allow_hosts=allow_hosts
+            app,
+            host,
+            options.port,
+            what="model",
+            error=GatewayError,
+            trusted=gateway.trusts,
+            allow_hosts=options.allow_host,
         )
         await server.start()
         stack.push_async_callback(server.stop)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentlightning.cli.commands.serve import ServeOptions
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.console import Console
 from agentlightning.errors import ConfigError, missing_extra
@@ -23,25 +24,12 @@ KEY_FILE = "admin.key"
 """In the server's folder: the admin key that was made for it, the same at each start."""
 
 
-def run_training_server(
-    model: str | None,
-    folder: Path | None,
-    base_models: Path | None,
-    *,
-    host: str,
-    port: int,
-    admin_key: str | None,
-    max_context: int,
-    allow_hosts: Sequence[str],
-    agents: Sequence[str],
-    open_to_all: bool,
-    others: Mapping[str, Any],
-) -> None:
-    """Serve until Ctrl-C. `others`: options that have no meaning here, each None if it was not given."""
+def run_training_server(options: ServeOptions) -> None:
+    """Serve until Ctrl-C."""
+    folder = options.training
     if folder is None:
         raise ConfigError("--base-models, --agent and --no-key are for jobs: give --training FOLDER with them.")
-    if given := [option for option, value in others.items() if value is not None]:
-        raise ConfigError(f"{given[0]} has no effect with --training: a base model's settings are in --base-models.")
+    _refuse_without_effect(options)
     try:
         from agentlightning.finetuning.app import ServerSettings, TrainingServer
         from agentlightning.finetuning.models import read_bases
@@ -49,20 +37,33 @@ def run_training_server(
     except ModuleNotFoundError as error:
         raise missing_extra("finetuning", error.name or "python-multipart") from error
 
-    bases = read_bases(base_models, [model] if model else [])
+    bases = read_bases(options.base_models, [options.model] if options.model else [])
     for base in bases.values():
         check(base)
-    key = admin_key_of(folder, admin_key, host, open_to_all=open_to_all)
+    key = admin_key_of(folder, options.api_key, options.host, open_to_all=options.no_key)
     settings = ServerSettings(
-        host=host,
-        port=port,
+        host=options.host,
+        port=options.port,
         admin_key=key,
-        allow_hosts=allow_hosts,
-        max_context=max_context,
-        agents=dict(_agent(one) for one in agents),
+        allow_hosts=options.allow_host,
+        max_context=options.max_context,
+        agents=dict(_agent(one) for one in options.agent),
     )
-    shown = None if key == admin_key else key
+    shown = None if key == options.api_key else key
     run_sync(_serve(TrainingServer(folder, bases, settings), list(bases), shown))
+
+
+def _refuse_without_effect(options: ServeOptions) -> None:
+    """Raises ConfigError for options that a server of trainings does not have."""
+    without = {
+        "--name": options.name is not None,
+        "--strict": options.strict,
+        "--backend": options.computed.backend is not None,
+        "--backend-option": bool(options.computed.backend_option),
+        "--keep-answers": options.keep_answers != ServeOptions.keep_answers,
+    }
+    if given := [option for option, was_given in without.items() if was_given]:
+        raise ConfigError(f"{given[0]} has no effect with --training: a base model's settings are in --base-models.")
 
 
 def admin_key_of(folder: Path, given: str | None, host: str, *, open_to_all: bool = False) -> str | None:

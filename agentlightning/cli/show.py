@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +16,7 @@ from rich.text import Text
 from agentlightning.adapter.conversations import conversations
 from agentlightning.algorithm.credit.advantage import ADVANTAGES
 from agentlightning.algorithm.episode import Episode, collect
+from agentlightning.cli.commands.look import ShowOptions
 from agentlightning.cli.opened import OpenedRun, opened_run
 from agentlightning.cli.transcript import log, transcript
 from agentlightning.console import safe, terminal
@@ -28,52 +27,33 @@ from agentlightning.types.left_out import left_out_of
 from agentlightning.types.spending import spent_of
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShowOptions:
-    """Which rollouts are shown, and how."""
-
-    rollout_id: str | None = None
-    failed: bool = False
-    limit: int = 3
-    full: bool = False
-    log: bool = False
-    """What the agents emitted, and not their model calls."""
-    step: int | None = None
-    task: str | None = None
-    """A text in the task."""
-    group: str | None = None
-    outcome: Outcome | None = None
-    reward_min: float | None = None
-    reward_max: float | None = None
-    as_json: bool = False
-
-    def query(self) -> dict[str, Any]:
-        """As keywords of the store's query."""
-        return {
-            "rollout_id_in": [self.rollout_id] if self.rollout_id else None,
-            "status_in": [RolloutStatus.FAILED if self.failed else RolloutStatus.SUCCEEDED, RolloutStatus.FAILED],
-            "step_in": None if self.step is None else [self.step],
-            "group_in": None if self.group is None else [self.group],
-            "outcome_in": None if self.outcome is None else [self.outcome],
-            "text_contains": self.task,
-            "reward_min": self.reward_min,
-            "reward_max": self.reward_max,
-        }
+def _query(wanted: ShowOptions) -> dict[str, Any]:
+    """As keywords of the store's query."""
+    return {
+        "rollout_id_in": [wanted.rollout] if wanted.rollout else None,
+        "status_in": [RolloutStatus.FAILED if wanted.failed else RolloutStatus.SUCCEEDED, RolloutStatus.FAILED],
+        "step_in": None if wanted.step is None else [wanted.step],
+        "group_in": None if wanted.group is None else [wanted.group],
+        "outcome_in": None if wanted.outcome is None else [Outcome(wanted.outcome)],
+        "text_contains": wanted.task,
+        "reward_min": wanted.reward_min,
+        "reward_max": wanted.reward_max,
+    }
 
 
-def show_rollouts(run: Path, wanted: ShowOptions) -> None:
+def show_rollouts(wanted: ShowOptions) -> None:
     """Print the transcripts of one rollout, or of the last ones. Raises ConfigError where there are none."""
-    run_sync(_show(run, wanted))
+    run_sync(_show(wanted))
 
 
-async def _show(run: Path, wanted: ShowOptions) -> None:
-    async with opened_run(run) as opened:
+async def _show(wanted: ShowOptions) -> None:
+    async with opened_run(wanted.run) as opened:
         limit = -1 if wanted.group is not None else wanted.limit
         found = await opened.store.query_rollouts(
-            **wanted.query(), sort_by="start_time", sort_order="desc", limit=limit
+            **_query(wanted), sort_by="start_time", sort_order="desc", limit=limit
         )
         if not found:
-            raise ConfigError(f"There is no {_what(wanted)} in {run}.")
+            raise ConfigError(f"There is no {_what(wanted)} in {wanted.run}.")
         episodes = list(reversed(await collect(opened.store, [r.rollout_id for r in found])))
         if wanted.group is not None:  # the best first
             episodes.sort(key=lambda e: -math.inf if e.reward is None else e.reward, reverse=True)
@@ -94,9 +74,10 @@ async def _show(run: Path, wanted: ShowOptions) -> None:
 
 
 def _what(wanted: ShowOptions) -> str:
-    if wanted.rollout_id:
-        return f"rollout '{wanted.rollout_id}'"
-    return "failed rollout" if wanted.failed else "finished rollout like that" if wanted != ShowOptions() else "rollout"
+    if wanted.rollout:
+        return f"rollout '{wanted.rollout}'"
+    asks = wanted != ShowOptions(run=wanted.run)
+    return "failed rollout" if wanted.failed else "finished rollout like that" if asks else "rollout"
 
 
 def advantages_of(opened: OpenedRun, episodes: Sequence[Episode]) -> list[float | None]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentlightning.cli.agent_commands import AllowHost, Json
 from agentlightning.cli.key_options import key_option
+from agentlightning.cli.options import AllowHost, Json
 
 if TYPE_CHECKING:
     from agentlightning.cli.store import Location
@@ -43,7 +43,7 @@ def root(
         Path | None, typer.Option(help="File with the secret of attempt keys; made if it is not there. Needs --key.")
     ] = None,
     no_key: Annotated[bool, typer.Option("--no-key", help="Let everybody on this machine read and write it.")] = False,
-    allow_host: AllowHost = None,
+    allow_host: AllowHost = [],  # noqa: B006 - typer copies it
     backend: Annotated[
         str | None, typer.Option(help="sqlite, postgres (needs --dsn), or memory: a temporary file, gone at the end.")
     ] = None,
@@ -72,7 +72,7 @@ def root(
     context.obj = Location(path, dsn, "mongo" if mongo_uri else backend)
     log_at(log_level)
     if context.invoked_subcommand is None:
-        serve(context.obj, host, port, key, secret_file, allow_host or [], no_key)
+        serve(context.obj, host, port, key, secret_file, allow_host, no_key)
 
 
 @store_app.command("statistics")

@@ -4,40 +4,50 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from agentlightning.cli.configuration import backend_settings, make_algorithm, told_settings
+from agentlightning.algorithm import GRPO
+from agentlightning.cli.agents import find_agent
+from agentlightning.cli.commands.train import TrainOptions
+from agentlightning.cli.configuration import (
+    agent_and_tasks,
+    backend_settings,
+    folder_of_run,
+    make_algorithm,
+    of_data,
+    told_settings,
+)
 from agentlightning.cli.interrupt import exit_interrupted
+from agentlightning.cli.trust import require_trust
+from agentlightning.cli.upstream import read_upstreams
 from agentlightning.console import Console
 from agentlightning.errors import ConfigError
-from agentlightning.gateway import Provider
 from agentlightning.litagent import LitAgent
 from agentlightning.local_keys import find_key
 from agentlightning.store import LightningStoreClient
 from agentlightning.trainer import RunResult, Trainer
 from agentlightning.trainer.strategy import Strategy
 from agentlightning.trainer.sync import run_sync
+from agentlightning.trainer.tasks import load_tasks
 from agentlightning.types import RolloutConfig
 
 console = Console(highlight=False, soft_wrap=True)
 
 
-def show_config(
-    algorithm: str | None,
-    model: str | None,
-    config: Path | None,
-    settings: Sequence[str],
-    backend: str | None,
-    backend_options: Sequence[str],
-    trust: bool,
-) -> None:
+def show_config(options: TrainOptions) -> None:
     """Print all settings of the algorithm that would train, in the form that `--config` reads."""
-    made = make_algorithm(algorithm, model, config, settings, trust=trust, **backend_settings(backend, backend_options))
-    typer.echo(json.dumps(told_settings(made), indent=2))
+    typer.echo(json.dumps(told_settings(_algorithm(options)), indent=2))
+
+
+def _algorithm(options: TrainOptions, **others: Any) -> GRPO:
+    given = {**others, **backend_settings(options.computed)}
+    return make_algorithm(
+        options.algorithm, options.model, options.config, options.settings, trust=options.trust, **given
+    )
 
 
 def store_key(server: str | None, file: Path | None) -> str | None:
@@ -66,51 +76,63 @@ def with_store(server: str, strategy: str | None, key_file: Path | None) -> Stra
     return Strategy.read(strategy or "inline", {**os.environ, **own})
 
 
-def train_agent(
-    agent: LitAgent[Any] | None,
-    tasks: list[Any],
-    val_tasks: list[Any] | None,
-    *,
-    algorithm: str | None,
-    model: str | None,
-    config: Path | None,
-    settings: Sequence[str],
-    backend: str | None,
-    backend_options: Sequence[str],
-    timeout: float | None,
-    concurrency: int,
-    n_runners: int,
-    strategy: str | None,
-    server: str | None,
-    key_file: Path | None,
-    models: Mapping[str, Provider],
-    run_dir: Path | None,
-    resume: str | None,
-    log: Sequence[str],
-    trust: bool,
-) -> None:
+def train_agent(options: TrainOptions) -> None:
     """Train, then say what became better and where it is. Raises ConfigError where nobody would run the agent."""
-    others = {"rollout_config": RolloutConfig(timeout_seconds=timeout), **backend_settings(backend, backend_options)}
-    chosen = make_algorithm(algorithm, model, config, settings, trust=trust, **others)
-    if agent is None and strategy != "remote" and (chosen.samples or val_tasks is not None):
+    options = _completed(options)
+    if options.print_config:
+        show_config(options)
+        return
+    server, reference, tasks, val_tasks = options.server, options.agent, options.tasks, options.val_tasks
+    known_agent, known_tasks, known_val_tasks = agent_and_tasks(options.config)
+    if tasks is None:
+        tasks, val_tasks = known_tasks, val_tasks or known_val_tasks
+    if tasks is None:
+        raise ConfigError(
+            "There are no tasks to train on: give --tasks FILE, --data FILE with conversations, or --config with the "
+            "run.json of a run."
+        )
+    if reference is None and not options.remote and options.data is None and server is None:
+        reference = known_agent
+        if reference is not None and options.config is not None:
+            require_trust(options.config, [f"the agent {reference}"], trust=options.trust)
+    agent = None if reference is None else find_agent(reference, options.program)
+    train, val = load_tasks(tasks), load_tasks(val_tasks) if val_tasks else None
+    models = read_upstreams(options.providers)
+    chosen = _algorithm(options, rollout_config=RolloutConfig(timeout_seconds=options.timeout))
+    strategy = "remote" if options.remote or (server and agent is None) else options.strategy
+    if agent is None and strategy != "remote" and (chosen.samples or val is not None):
         raise ConfigError("Say which agent to train: --agent AGENT; or --remote, if runners on other machines have it.")
-    store = None if server is None else LightningStoreClient(server, key=store_key(server, key_file))
     trainer = Trainer(
         algorithm=chosen,
-        concurrency=concurrency,
-        n_runners=n_runners,
-        strategy=strategy if server is None else with_store(server, strategy, key_file),
-        store=store,
+        concurrency=options.concurrency,
+        n_runners=options.n_runners,
+        strategy=strategy if server is None else with_store(server, strategy, options.key_file),
+        store=None if server is None else LightningStoreClient(server, key=store_key(server, options.key_file)),
         models=models,
-        run_dir=run_dir,
-        resume=resume,
-        sinks=log,
+        run_dir=options.run_dir,
+        resume=options.resume,
+        sinks=options.log,
     )
-    result = _fit(trainer, agent, tasks, val_tasks)
+    result = _fit(trainer, agent, train, val)
     if result.stopped:
         exit_interrupted()
     if not result.learned:
         raise typer.Exit(1)
+
+
+def _completed(options: TrainOptions) -> TrainOptions:
+    """The options that stand for others, as those: `--steps` is a setting, `--name` a folder."""
+    settings = [f"{name}={value}" for name in ("steps", "seed") if (value := getattr(options, name)) is not None]
+    options = replace(options, settings=[*options.settings, *settings])
+    if options.name is not None:
+        options = replace(options, run_dir=folder_of_run(options.name, options.run_dir))
+    if options.data is not None:
+        algorithm, tasks, told = of_data(options.data, options.algorithm, options.tasks, options.settings)
+        options = replace(options, algorithm=algorithm, tasks=tasks, settings=told)
+    if options.address is not None:
+        given = [*options.computed.backend_option, f"address={options.address}"]
+        options = replace(options, computed=replace(options.computed, backend_option=given))
+    return options
 
 
 def _fit(trainer: Trainer, agent: LitAgent[Any] | None, tasks: list[Any], val_tasks: list[Any] | None) -> RunResult:

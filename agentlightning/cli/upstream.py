@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 
+from agentlightning.cli.options import UpstreamOptions
 from agentlightning.errors import ConfigError
 from agentlightning.gateway import Provider, SpendingLimits, TokenPrice
 from agentlightning.keys import not_empty
@@ -14,19 +15,16 @@ from agentlightning.keys import not_empty
 T = TypeVar("T")
 
 
-def read_upstreams(
-    given: Sequence[str], key: str | None, prices: Sequence[str] = (), limits: Sequence[str] = ()
-) -> dict[str, Provider]:
-    """The providers by name, all with the same key.
-
-    `prices` say NAME=INPUT,OUTPUT[,CACHED_INPUT] per million tokens, `limits` NAME.LIMIT=NUMBER. Raises ConfigError for
-    a text that says nothing of the kind, or is about a provider that is not given.
+def read_upstreams(options: UpstreamOptions) -> dict[str, Provider]:
+    """The providers by name, all with the same key. Raises ConfigError for a text that does not say what it should, or
+    is about a provider that is not given.
     """
+    key = options.upstream_key
     not_empty(key, "--upstream-key")
-    urls = dict(map(_named, given))
-    priced = dict(_read("--upstream-price", text, _price, urls) for text in prices)
+    urls = dict(map(_named, options.upstream))
+    priced = dict(_read("--upstream-price", text, _price, urls) for text in options.upstream_price)
     limited: dict[str, dict[str, float]] = {}
-    for name, (limit, value) in (_read("--upstream-limit", text, _limit, urls) for text in limits):
+    for name, (limit, value) in (_read("--upstream-limit", text, _limit, urls) for text in options.upstream_limit):
         limited.setdefault(name, {})[limit] = value
     return {
         name: Provider(

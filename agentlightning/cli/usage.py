@@ -13,7 +13,7 @@ from typing import Any
 from typer.core import TyperGroup
 
 from agentlightning.arguments import nearest
-from agentlightning.cli.panels import COMMANDS, GROUPED, group_options, panel_of
+from agentlightning.cli.panels import GROUPED, group_options
 from agentlightning.errors import ConfigError
 
 _OF_TASKS = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
@@ -37,20 +37,11 @@ _OTHER_COMMANDS = {
 
 
 class Commands(TyperGroup):
-    """All commands, in the panels of `cli.panels`. What cannot be understood is answered with what was meant, in
-    others' words too.
-    """
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        order = [name for names in COMMANDS.values() for name in names]
-        return sorted(super().list_commands(ctx), key=lambda name: order.index(name) if name in order else len(order))
+    """All commands. What cannot be understood is answered with what was meant, in others' words too."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
-        if command is None:
-            return None
-        vars(command)["rich_help_panel"] = panel_of(cmd_name, COMMANDS)
-        return group_options(command) if cmd_name in GROUPED else command
+        return group_options(command) if command is not None and cmd_name in GROUPED else command
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _refuse_pasted_signs(args)

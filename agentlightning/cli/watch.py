@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from agentlightning.cli.commands.look import WatchOptions
 from agentlightning.cli.curve import plot
 from agentlightning.cli.opened import OpenedRun, opened_run
 from agentlightning.console import one_line, safe, terminal
@@ -45,23 +45,23 @@ class RunStanding:
         return self.run is None or self.run.status is not RunStatus.RUNNING
 
 
-def watch_run(path: Path, run_id: str | None, seconds: float, *, once: bool, as_json: bool = False) -> None:
+def watch_run(options: WatchOptions) -> None:
     """Show the run until it ends, anew every so many seconds; with `once` or `as_json` as it is now."""
-    run_sync(_watch(path, run_id, seconds, once, as_json))
+    run_sync(_watch(options))
 
 
-async def _watch(path: Path, run_id: str | None, seconds: float, once: bool, as_json: bool) -> None:
-    async with opened_run(path, run_id) as opened:
+async def _watch(options: WatchOptions) -> None:
+    async with opened_run(options.run, options.run_id) as opened:
         now = await _look(opened)
-        if as_json:
+        if options.as_json:
             terminal().print_json(json.dumps(_record(now, opened.standing), default=repr))
             return
-        if once or now.over:
+        if options.once or now.over:
             terminal().print(_frame(opened, now))
             return
         with Live(_frame(opened, now), console=terminal(), auto_refresh=False) as live:
             while not now.over:
-                await asyncio.sleep(seconds)
+                await asyncio.sleep(options.seconds)
                 try:
                     now = await _look(opened)
                 except StoreError:  # its door closed with it

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from agentlightning.algorithm.whatif import (
     what_if,
 )
 from agentlightning.backend.base import POLICY, ModelSpec
+from agentlightning.cli.commands.look import WhatIfOptions
 from agentlightning.cli.configuration import algorithm_of_a_run, parsed_settings
 from agentlightning.cli.opened import OpenedRun, described, opened_run
 from agentlightning.console import fitting_table, one_line, terminal
@@ -40,43 +41,30 @@ GAP = 1e-3
 """Log-probs that are further apart than this are of other weights."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIfOptions:
-    """What the user wants to know."""
-
-    step: int | None
-    changes: Sequence[Mapping[str, Any]]
-    """One variant each; none: a telling set."""
-    policy: str | None
-    checkpoint: Path | None
-    as_json: bool
-    trust: bool = False
-    """Import the code that the run names."""
-
-
-def changes_of(given: Mapping[str, Sequence[str]], sets: Sequence[str]) -> list[dict[str, Any]]:
+def _changes(asked: WhatIfOptions) -> list[dict[str, Any]]:
     """A variant per value of `--loss` and the like, and one per `--set`, which may hold several NAME=VALUE."""
     known = names_of(FeatureSettings)
     return [
-        *({name: value} for name, values in given.items() for value in values),
-        *(parsed_settings(text.split(), known) for text in sets),
+        *({name: value} for name in ("loss", "advantage", "credit", "correction") for value in getattr(asked, name)),
+        *(parsed_settings(text.split(), known) for text in asked.settings),
     ]
 
 
-def ask_what_if(run: Path, run_id: str | None, asked: WhatIfOptions) -> None:
+def ask_what_if(asked: WhatIfOptions) -> None:
     """Compute and print it."""
-    run_sync(_ask(run, run_id, asked))
+    run_sync(_ask(asked))
 
 
-async def _ask(path: Path, run_id: str | None, asked: WhatIfOptions) -> None:
+async def _ask(asked: WhatIfOptions) -> None:
+    changes = _changes(asked)
     async with AsyncExitStack() as stack:
-        opened = await stack.enter_async_context(opened_run(path, run_id))
+        opened = await stack.enter_async_context(opened_run(asked.run, asked.run_id))
         settings = _settings_of(opened, asked.trust)
         metrics = _row(await opened.steps(), asked.step)
         step, policy = int(metrics["step"]), _policy(settings, asked.policy)
         store_id = opened.run.run_id if opened.run is not None else None
         episodes = await stored_episodes(opened.store, store_id, settings, metrics, policy)
-        named = {" ".join(f"{n}={v}" for n, v in c.items()): variant(settings, c) for c in asked.changes}
+        named = {" ".join(f"{n}={v}" for n, v in c.items()): variant(settings, c) for c in changes}
         variants = named or telling_variants(settings, episodes)
         checkpoint = asked.checkpoint or stack.enter_context(held_before(opened.folder, step))
         info = None if checkpoint is None else read_checkpoint(checkpoint)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -13,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from agentlightning.cli.commands.look import WhyOptions
 from agentlightning.cli.opened import OpenedRun, opened_run
 from agentlightning.console import one_line, safe, terminal
 from agentlightning.doctor import Break, Diagnosis, Finding, Severity, diagnose, find_breaks, lost_by_cause
@@ -26,24 +26,25 @@ STYLES = {Severity.PROBLEM: "bold red", Severity.WARNING: "yellow", Severity.NOT
 MARKS = {Severity.PROBLEM: "✗", Severity.WARNING: "!", Severity.NOTE: "·"}
 
 
-def explain_run(path: Path, run_id: str | None, *, as_json: bool, breaks: bool) -> int:
-    """Print the diagnosis. Returns how many problems there are."""
-    return run_sync(_explain(path, run_id, as_json, breaks))
+def explain_run(options: WhyOptions) -> bool:
+    """Print the diagnosis. Returns whether there is a problem."""
+    return run_sync(_explain(options))
 
 
-async def _explain(path: Path, run_id: str | None, as_json: bool, breaks: bool) -> int:
-    async with opened_run(path, run_id) as opened:
+async def _explain(options: WhyOptions) -> bool:
+    breaks = options.breaks
+    async with opened_run(options.run, options.run_id) as opened:
         decode = decoder_of(opened)
         evidence = await opened.evidence()
         found = diagnose(evidence, decode, template_of_model(opened.settings.get("model")))
         broken = find_breaks(evidence.episodes, decode) if breaks else []
-        if as_json:
+        if options.as_json:
             terminal().print_json(json.dumps(found.to_json() | ({"breaks": _records(broken)} if breaks else {})))
         else:
             terminal().print(shown(found))
             if breaks:
                 terminal().print(_table_of_breaks(broken))
-        return len(found.problems)
+        return bool(found.problems)
 
 
 def _records(breaks: list[Break]) -> list[dict[str, Any]]:

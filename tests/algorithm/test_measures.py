@@ -18,7 +18,8 @@ from agentlightning.algorithm.credit.ratios import correction_measures, mean_kl,
 from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.episode import Earned, Sampled, make_episode
 from agentlightning.algorithm.measures import of_rollouts, of_validation
-from agentlightning.cli.evaluate import EvalOptions
+from agentlightning.cli.commands.train import EvalOptions
+from agentlightning.cli.evaluate import estimates_of, rollouts_of
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import read_metrics
 from agentlightning.metrics.catalogue import COUNTED, GROUPS, MEASURED, METRICS, described, find_metric
@@ -64,12 +65,12 @@ def test_pass_at_k_is_the_product_form_of_its_paper() -> None:
 
 
 def test_an_evaluation_takes_as_many_runs_as_its_estimates_need() -> None:
-    assert EvalOptions().rollouts() == 1
-    assert EvalOptions(pass_at=4, best_of=8).rollouts() == 8
-    assert EvalOptions(pass_at=4, repeats=16).rollouts() == 16
+    assert rollouts_of(EvalOptions(checkpoint=Path())) == 1
+    assert rollouts_of(EvalOptions(checkpoint=Path(), pass_at=4, best_of=8)) == 8
+    assert rollouts_of(EvalOptions(checkpoint=Path(), pass_at=4, repeats=16)) == 16
     with pytest.raises(ConfigError, match="--repeats 4"):
-        EvalOptions(pass_at=4, repeats=2).rollouts()
-    shown = EvalOptions(pass_at=2, best_of=3, passing=0.5).estimates()
+        rollouts_of(EvalOptions(checkpoint=Path(), pass_at=4, repeats=2))
+    shown = estimates_of(EvalOptions(checkpoint=Path(), pass_at=2, best_of=3, passing=0.5))
     assert {name: f([0.0, 0.5, 0.25]) for name, f in shown.items()} == pytest.approx(
         {"mean reward": 0.25, "pass@2": 2 / 3, "best of 3": 0.5}
     )

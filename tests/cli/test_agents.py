@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 import agentlightning as agl
-from agentlightning.cli.agents import ProgramOptions, find_agent, isolation_of
-from agentlightning.cli.show import ShowOptions, show_rollouts
+from agentlightning.cli.agents import find_agent, isolation_of
+from agentlightning.cli.commands.look import ShowOptions
+from agentlightning.cli.options import ProgramOptions
+from agentlightning.cli.show import show_rollouts
 from agentlightning.cli.transcript import log, transcript
 from agentlightning.litagent.decorator import FunctionAgent
 from agentlightning.metrics import SilentConsole
@@ -44,11 +46,12 @@ def test_a_command_of_an_image_is_not_looked_for_here() -> None:
         "agent:1", server="http://127.0.0.1:1", cpu="2", user=1000, pod={"runtimeClassName": "gvisor"}
     )
     assert isolation == wanted
-    agent = find_agent("pyton agent.py", ProgramOptions(isolation=isolation))
+    program = ProgramOptions(isolation="kubernetes", isolation_option=options)
+    agent = find_agent("pyton agent.py", program)
     assert isinstance(agent, agl.Program)
     assert agent.command == ["pyton", "agent.py"]
     with pytest.raises(agl.ConfigError, match="quotes"):
-        find_agent("pyton 'agent.py", ProgramOptions(isolation=isolation))
+        find_agent("pyton 'agent.py", program)
 
 
 @pytest.mark.parametrize(
@@ -89,15 +92,15 @@ def echo(task: str) -> float:
 
 def test_show_prints_rollouts_with_their_rewards_and_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     agl.Trainer(run_dir=tmp_path, console=SilentConsole()).fit(echo, ["good", "bad"])
-    show_rollouts(tmp_path, ShowOptions(limit=5))
+    show_rollouts(ShowOptions(run=tmp_path, limit=5))
     shown = capsys.readouterr().out
     assert "reward 0.5, ok" in shown
     assert "no reward, agent_error" in shown
     assert "ValueError: my bug" in shown
-    show_rollouts(tmp_path / "store.db", ShowOptions(failed=True, limit=5))
+    show_rollouts(ShowOptions(run=tmp_path / "store.db", failed=True, limit=5))
     assert '"good"' not in capsys.readouterr().out
     with pytest.raises(agl.ConfigError, match="no rollout 'ro-nothing'"):
-        show_rollouts(tmp_path, ShowOptions(rollout_id="ro-nothing"))
+        show_rollouts(ShowOptions(run=tmp_path, rollout="ro-nothing"))
 
 
 def test_a_transcript_in_full_has_system_prompts_and_each_tool_once() -> None:

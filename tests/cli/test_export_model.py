@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from agentlightning.algorithm.checkpoint import CheckpointInfo, write_cards
-from agentlightning.cli.export_model import Form, export_model
+from agentlightning.cli.commands.serve import ExportOptions
+from agentlightning.cli.export_model import export_model
 from agentlightning.errors import ConfigError, ModelError
 from agentlightning.metrics.card import model_card
 from agentlightning.models import resolve_model
@@ -99,19 +100,19 @@ def test_a_checkpoint_is_exported_as_it_is(run: Path, tmp_path: Path) -> None:
 
 def test_what_cannot_be_exported_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--to FOLDER"):
-        export_model(str(run), Form())
+        export_model(ExportOptions(source=str(run)))
     with pytest.raises(ConfigError, match="one policy alone"):
-        export_model(str(run), Form(to=tmp_path / "x", policy="solver"))
+        export_model(ExportOptions(source=str(run), to=tmp_path / "x", policy="solver"))
     with pytest.raises(ConfigError, match="no folder on this machine"):
-        export_model("some/model", Form(to=tmp_path / "x"))
+        export_model(ExportOptions(source="some/model", to=tmp_path / "x"))
     several = tmp_path / "several" / "checkpoints" / "step-000001"
     for name in ("checker", "solver"):
         (several / "model" / name).mkdir(parents=True)
         (several / "model" / name / "adapter_config.json").write_text("{}")
     (several / "checkpoint.json").write_text('{"step": 1, "base_model": "calc", "seed": 0}')
     with pytest.raises(ConfigError, match="checker, solver"):
-        export_model(str(tmp_path / "several"), Form(to=tmp_path / "x"))
-    export_model(str(tmp_path / "several"), Form(to=tmp_path / "solver", policy="solver"))
+        export_model(ExportOptions(source=str(tmp_path / "several"), to=tmp_path / "x"))
+    export_model(ExportOptions(source=str(tmp_path / "several"), to=tmp_path / "solver", policy="solver"))
     assert (tmp_path / "solver" / "adapter_config.json").is_file()
 
 
@@ -136,9 +137,9 @@ def test_an_adapter_is_merged_into_its_base(tmp_path: Path) -> None:
     with torch.no_grad():
         wanted = policy.model(ids).logits
         base = load_policy("calc", device="cpu").model(ids).logits
-        export_model(str(tmp_path / "run"), Form(to=tmp_path / "merged", merged=True))
+        export_model(ExportOptions(source=str(tmp_path / "run"), to=tmp_path / "merged", merged=True))
         found = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(ids).logits
-        export_model(str(tmp_path / "run"), Form(to=tmp_path / "gguf", gguf=True))
+        export_model(ExportOptions(source=str(tmp_path / "run"), to=tmp_path / "gguf", gguf=True))
         config = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").config
         read = AutoModelForCausalLM.from_pretrained(tmp_path / "gguf", gguf_file="model.gguf", config=config)(
             ids
@@ -195,7 +196,7 @@ def test_llama_cpp_samples_the_same_tokens(tmp_path: Path) -> None:
 
     pytest.importorskip("gguf")
     llama = pytest.importorskip("xllamacpp")
-    export_model("calc", Form(to=tmp_path / "gguf", gguf=True))
+    export_model(ExportOptions(source="calc", to=tmp_path / "gguf", gguf=True))
     parameters = llama.CommonParams()
     parameters.model.path = str(tmp_path / "gguf" / "model.gguf")
     parameters.n_ctx, parameters.n_parallel, parameters.cpuparams.n_threads = 512, 1, 1

@@ -9,74 +9,97 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 import agentlightning as agl
+from agentlightning.cli.commands.train import OptimizeOptions
 from agentlightning.cli.optimize import only_model, optimize_agent, read_prompts
 from examples.room_booking.make_tasks import make_tasks
 
 ROOT = Path(__file__).parents[2]
 
 
-def optimize(tmp_path: Path, **given: Any) -> None:
-    """The command's work on a prompt that is no good, with a critic that is not there."""
+AGENT = """import agentlightning as agl
+import aiohttp
+
+@agl.rollout
+def without_a_model(task, prompt_template: agl.PromptTemplate):
+    return 0.5
+
+@agl.rollout
+async def gives_up(task, prompt_template: agl.PromptTemplate, llm: agl.LLM):
+    # takes a call that failed for a wrong answer
+    async with aiohttp.ClientSession() as session:
+        body = {"model": llm.model, "messages": [{"role": "user", "content": task["question"]}]}
+        async with session.post(f"{llm.endpoint}/chat/completions", json=body) as answer:
+            return 0.5 * (answer.status == 200)
+
+@agl.rollout
+async def raises(task, prompt_template: agl.PromptTemplate, llm: agl.LLM):
+    return await gives_up(task, prompt_template, llm) or 1 / 0
+"""
+
+
+def options(folder: Path, agent: str = "without_a_model", **given: Any) -> OptimizeOptions:
+    """The command's, for a prompt that is no good, with a critic that is not there."""
+    (folder / "agents.py").write_text(AGENT)
+    (folder / "tasks.jsonl").write_text("".join(json.dumps({"question": f"{n}"}) + "\n" for n in range(8)))
+    (folder / "prompt.txt").write_text("{question}")
     settings: dict[str, Any] = {
-        "algorithm": "apo",
-        "prompts": {"prompt_template": agl.PromptTemplate(template="{question}")},
-        "model": None,
-        "endpoint": None,
+        "agent": f"{folder}/agents.py:{agent}",
+        "tasks": folder / "tasks.jsonl",
+        "prompt": [str(folder / "prompt.txt")],
         "endpoint_model": "m",
-        "api_key": None,
         "critic_url": "http://127.0.0.1:9/v1",
         "critic_model": "m",
-        "critic_key": None,
-        "budget": {"rollouts": 40, "critic_tokens": None, "cost": None},
-        "prices": None,
+        "budget_rollouts": 40,
         "settings": ["beam_rounds=1", "beam_width=1", "branch_factor=1", "val_batch_size=4", "critic_timeout=5"],
-        "timeout": None,
         "concurrency": 4,
-        "run_dir": tmp_path / "run",
-        "resume": None,
+        "run_dir": folder / "run",
     }
+    return OptimizeOptions(**{**settings, **given})
 
-    @agl.rollout
-    def without_a_model(task: dict[str, str], prompt_template: agl.PromptTemplate) -> float:
-        return 0.5
 
-    agent = given.pop("agent", without_a_model)
-    tasks = [{"question": f"{n}"} for n in range(8)]
-    optimize_agent(agent, tasks, None, **{**settings, **given})
+def optimize(folder: Path, **given: Any) -> None:
+    optimize_agent(options(folder, **given))
 
 
 def test_prompts_come_from_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Answer {question}\n")
     (tmp_path / "b.txt").write_text("Answer {{ question }}\n")
     a, b = str(tmp_path / "a.txt"), str(tmp_path / "b.txt")
-    assert read_prompts([a, f"second={b}"], [a, f"writer={b}"], [f"find={a}"], "after") == {
+    assert read_prompts(
+        options(
+            tmp_path,
+            prompt=[a, f"second={b}"],
+            system_prompt=[a, f"writer={b}"],
+            tool_description=[f"find={a}"],
+            prompt_place="after",
+        )
+    ) == {
         "prompt_template": agl.PromptTemplate(template="Answer {question}"),
         "second": agl.PromptTemplate(template="Answer {{ question }}", engine="jinja"),
         "system_prompt": agl.SystemPrompt(template="Answer {question}", how="after"),
         "system_writer": agl.SystemPrompt(template="Answer {{ question }}", how="after", agent="writer"),
         "tool_find": agl.ToolDescription(template="Answer {question}", tool="find"),
     }
-    shown = read_prompts([], [], [], "replace", demonstrations=3, answer="label")
+    shown = read_prompts(options(tmp_path, prompt=[], demonstrations=3, answer="label"))
     assert shown == {"demonstrations": agl.Demonstrations(most=3, answer="label")}
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (([], [], [], None), "no prompt to tune"),
-        (([], [], [], "label"), "--answer is for --demonstrations"),
-        ((["missing.txt"], [], [], None), "no file 'missing.txt'"),
+        ({"prompt": []}, "no prompt to tune"),
+        ({"prompt": [], "answer": "label"}, "--answer is for --demonstrations"),
+        ({"prompt": ["missing.txt"]}, "no file 'missing.txt'"),
     ],
 )
-def test_prompts_that_are_not_there(given: Any, says: str) -> None:
+def test_prompts_that_are_not_there(given: Any, says: str, tmp_path: Path) -> None:
     with pytest.raises(agl.ConfigError, match=says):
-        read_prompts(*given[:3], place="replace", answer=given[3])
+        read_prompts(options(tmp_path, **given))
 
 
 @pytest.mark.parametrize(
@@ -85,10 +108,10 @@ def test_prompts_that_are_not_there(given: Any, says: str) -> None:
         ({"critic_url": None}, "no critic"),
         ({"critic_model": None}, "--critic-model NAME"),
         ({"model": "calc", "endpoint": "http://127.0.0.1:9/v1"}, "give one"),
-        ({"prompts": {"shown": agl.Demonstrations()}}, "puts in shown: give --endpoint or --model"),
+        ({"prompt": [], "demonstrations": 3}, "puts in demonstrations: give --endpoint or --model"),
         ({"prices": "1,x"}, "up to four numbers"),
         ({"settings": ["beam_size=3"]}, "beam_width"),
-        ({"budget": {"rollouts": None, "critic_tokens": None, "cost": 1.0}}, "prices"),
+        ({"budget_rollouts": None, "budget_cost": 1.0}, "prices"),
     ],
 )
 def test_wrong_options_are_named(given: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -103,22 +126,8 @@ def test_a_critic_that_is_not_there_ends_the_run_and_is_asked_again_after_a_resu
         assert not (tmp_path / "run" / "critic.jsonl").read_text(), "a failure that ends the run is not its answer"
 
 
-@agl.rollout
-async def gives_up(task: dict[str, str], prompt_template: agl.PromptTemplate, llm: agl.LLM) -> float:
-    """An agent that takes a call that failed for a wrong answer."""
-    async with aiohttp.ClientSession() as session:
-        body = {"model": llm.model, "messages": [{"role": "user", "content": task["question"]}]}
-        async with session.post(f"{llm.endpoint}/chat/completions", json=body) as answer:
-            return 0.5 * (answer.status == 200)
-
-
-@agl.rollout
-async def raises(task: dict[str, str], prompt_template: agl.PromptTemplate, llm: agl.LLM) -> float:
-    return await gives_up(task, prompt_template, llm) or 1 / 0
-
-
-@pytest.mark.parametrize("agent", [gives_up, raises])
-def test_a_model_that_is_not_there_ends_the_run_before_a_critic_is_asked(tmp_path: Path, agent: Any) -> None:
+@pytest.mark.parametrize("agent", ["gives_up", "raises"])
+def test_a_model_that_is_not_there_ends_the_run_before_a_critic_is_asked(tmp_path: Path, agent: str) -> None:
     with pytest.raises(agl.ConfigError, match=r"model answered none of its calls.*127\.0\.0\.1:9"):
         optimize(tmp_path, agent=agent, endpoint="http://127.0.0.1:9/v1")
     assert not (tmp_path / "run" / "critic.jsonl").read_text()
@@ -155,7 +164,7 @@ async def test_the_only_model_of_an_endpoint_needs_no_name(many: str, says: str 
 @pytest.mark.slow
 def test_a_local_model_is_served_to_the_agent(tmp_path: Path) -> None:
     with pytest.raises(agl.ConfigError, match="The critic answered none"):
-        optimize(tmp_path, agent=gives_up, model="calc", prices="1,2")
+        optimize(tmp_path, agent="gives_up", model="calc", prices="1,2")
 
 
 @pytest.mark.slow

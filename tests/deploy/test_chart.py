@@ -141,7 +141,7 @@ def test_the_commands_are_commands_of_ours(manifests: list[Any]) -> None:
         name, *arguments = [expanded(argument, {"HOME": "/tmp"}) for argument in container["args"]]
         given = commands[name].make_context(name, arguments).params
         if component == "runner":
-            assert (given["agent"], given["isolation"].value) == (AGENT["command"], "kubernetes")
+            assert (given["agent"], given["isolation"]) == (AGENT["command"], "kubernetes")
             assert given["server"] == "http://agl-store:4747"
             assert "image=registry/agent:1" in given["isolation_option"]
             assert {v["name"] for v in container["env"]} == {"AGL_STORE_KEY", "AGL_POD_NAME", "AGL_POD_UID"}

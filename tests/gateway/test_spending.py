@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentlightning.cli.options import UpstreamOptions
 from agentlightning.cli.upstream import read_upstreams
 from agentlightning.errors import ConfigError
 from agentlightning.gateway import Gateway, Provider, SpendingLimits, TokenPrice
@@ -258,7 +259,9 @@ def test_what_cannot_be_held_is_refused() -> None:
 def test_the_command_line_says_prices_and_limits() -> None:
     given = ["judge=https://a.example/v1", "user=https://b.example/v1"]
     limits = ["judge.run_cost=5", "judge.calls=3", "user.tokens=1000"]
-    found = read_upstreams(given, None, ["judge=0.15,0.6,0.05"], limits)
+    found = read_upstreams(
+        UpstreamOptions(upstream=given, upstream_price=["judge=0.15,0.6,0.05"], upstream_limit=limits)
+    )
     assert found["judge"].price == TokenPrice(input=0.15, output=0.6, cached_input=0.05)
     assert found["judge"].limits == SpendingLimits(run_cost=5, calls=3)
     assert found["user"].limits == SpendingLimits(tokens=1000)
@@ -269,7 +272,7 @@ def test_the_command_line_says_prices_and_limits() -> None:
         ([], ["calls=3"], "about ''"),
     ):
         with pytest.raises(ConfigError, match=words):
-            read_upstreams(given, None, prices, limits)
+            read_upstreams(UpstreamOptions(upstream=given, upstream_price=prices, upstream_limit=limits))
 
 
 async def test_a_call_whose_client_hangs_up_before_an_answer_is_counted_by_estimate(

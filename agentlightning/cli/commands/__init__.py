@@ -1,0 +1,1 @@
+"""The commands, as they stand together in the help."""

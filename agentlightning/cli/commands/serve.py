@@ -1,0 +1,141 @@
+"""Commands that take a trained model into use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+from typer import Argument, Option
+
+from agentlightning.cli.command import Command
+from agentlightning.cli.key_options import key_option
+from agentlightning.cli.options import AllowHost, BackendOptions, KeepAnswers, Strict
+
+Form = Literal["openai", "together", "mistral"]
+"""As in `adapter.finetuning`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(Command):
+    """Serve a model over the OpenAI API.
+
+    agl serve runs/grpo-20250101-120000           a run's last checkpoint
+
+    agl serve calc --port 8080
+
+    agl serve calc --training served              with OpenAI's fine-tuning API
+    """
+
+    command = "serve"
+
+    model: Annotated[
+        str | None, Argument(help="A checkpoint, a shipped model's name, a directory, or a Hugging Face id.")
+    ] = None
+    name: Annotated[
+        str | None, Option(help="What /v1/models calls it; the run's or the model's name if not given.")
+    ] = None
+    training: Annotated[
+        Path | None,
+        Option(
+            help="Serve OpenAI's fine-tuning API, too, and keep its files, jobs and models in this folder. --api-key "
+            "is the admin key then, which makes others."
+        ),
+    ] = None
+    base_models: Annotated[
+        Path | None,
+        Option(help="With --training: a TOML or JSON file that maps the names clients ask for to models."),
+    ] = None
+    agent: Annotated[
+        list[str],
+        Option(
+            help="With --training: NAME=FILE.py:AGENT, an agent that reinforcement jobs may train by this name; may be "
+            "given many times."
+        ),
+    ] = field(default_factory=list)
+    host: Annotated[str, Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1"
+    port: Annotated[int, Option(help="Port to listen on.")] = 8000
+    api_key: Annotated[
+        str | None, key_option("AGL_API_KEY", "Key that clients must send; one is made with --training.")
+    ] = None
+    no_key: Annotated[bool, Option("--no-key", help="With --training: let everybody on this machine train.")] = False
+    allow_host: AllowHost = field(default_factory=list)
+    max_context: Annotated[
+        int, Option(min=1, help="Tokens of a prompt with its answer; fewer let more requests run at once.")
+    ] = 4096
+    keep_answers: KeepAnswers = 60.0
+    strict: Strict = False
+    computed: BackendOptions = field(default_factory=BackendOptions)
+
+    @property
+    def work(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        trains = self.training is not None or self.base_models is not None or self.agent or self.no_key
+        return "agentlightning.cli." + ("serve_training:run_training_server" if trains else "serve:run_server")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(Command):
+    """Take a trained model out of a run: as it is, merged, as GGUF, or pushed to the Hugging Face Hub.
+
+    Or, with --jsonl, its good conversations, with their tools, as fine-tuning services accept them; with --parquet as
+    a table for the `datasets` of Hugging Face and for trl.
+
+    agl export runs/grpo-20250101-120000 --to my-model --merged
+
+    agl export runs/grpo-20250101-120000/checkpoints/step-000040 --to my-gguf --gguf
+
+    agl export runs/grpo-20250101-120000 --push me/my-model
+
+    agl export runs/grpo-20250101-120000 --jsonl good.jsonl --min-reward 1 --best-per-task --format together
+    """
+
+    command = "export"
+
+    source: Annotated[str, Argument(help="A run's folder (its last checkpoint), a checkpoint, or a model.")]
+    to: Annotated[Path | None, Option(help="A new folder for the model, in Hugging Face format.")] = None
+    merged: Annotated[bool, Option("--merged", help="Merge a LoRA adapter into its base model.")] = False
+    gguf: Annotated[
+        bool, Option("--gguf", help="Write one file for llama.cpp, Ollama and LM Studio instead: model.gguf.")
+    ] = False
+    push: Annotated[
+        str | None,
+        Option(
+            help="Push it to this repository of the Hugging Face Hub; takes the token of HF_TOKEN or hf auth login."
+        ),
+    ] = None
+    public: Annotated[bool, Option("--public", help="Let everybody see a repository that is made.")] = False
+    policy: Annotated[str | None, Option(help="Which one, of a run that trained several policies.")] = None
+    jsonl: Annotated[Path | None, Option(help="Conversations instead of the model: a new file, a line for each.")] = (
+        None
+    )
+    parquet: Annotated[
+        Path | None,
+        Option(
+            help=(
+                "The same as a table, for the datasets of Hugging Face and for trl: messages, tools (JSON), "
+                "reward, task (JSON), rollout_id."
+            )
+        ),
+    ] = None
+    form: Annotated[
+        Form,
+        Option(
+            "--format", metavar="<name>", help=f"The fine-tuning service that reads it: {', '.join(get_args(Form))}."
+        ),
+    ] = "openai"
+    min_reward: Annotated[float | None, Option(help="Only rollouts that earned at least so much.")] = None
+    best_per_task: Annotated[
+        bool, Option("--best-per-task", help="Of each task only the rollout that earned most.")
+    ] = False
+    mode: Annotated[
+        Literal["train", "val", "test"] | None,
+        Option(help="Train, val or test; without it those that were run to train, or all where there is none."),
+    ] = None
+    agent: Annotated[str | None, Option(help="Only agents in whose name this regular expression finds something.")] = (
+        None
+    )
+
+    @property
+    def work(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        conversations = self.jsonl is not None or self.parquet is not None
+        return "agentlightning.cli." + ("export:export_files" if conversations else "export_model:export_model")

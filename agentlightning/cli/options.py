@@ -1,0 +1,127 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Argument, Option
+
+from agentlightning.cli.command import Options
+from agentlightning.cli.key_options import key_option
+
+AGENT_HELP = (
+    "file.py:name of a function, a command such as 'node agent.js {task.question}', or an agent that has a name here "
+    "(agl agents), such as codex."
+)
+Agent = Annotated[str, Option(help=AGENT_HELP)]
+Tasks = Annotated[
+    Path,
+    Option(
+        help=(
+            "Tasks: a file that ends in .jsonl (a JSON value per line), .json (an array), .csv (with a "
+            "header) or .parquet."
+        )
+    ),
+]
+Timeout = Annotated[float | None, Option(min=0.0, help="Seconds for one attempt; an hour if not given.")]
+Json = Annotated[bool, Option("--json", help="Print JSON, for programs.")]
+Trust = Annotated[
+    bool, Option("--trust", help="Import the code that a run's folder or --config names: its agent, its loss.")
+]
+Concurrency = Annotated[int, Option(min=1, help="Rollouts that run at the same time.")]
+KeepAnswers = Annotated[
+    float,
+    Option(
+        min=0,
+        help=(
+            "Minutes (60) that a request may go on from an earlier answer by its id (previous_response_id, "
+            "item_reference), and that a session stays one attempt unused: one that its program names in a "
+            "header, or a chain of such requests; 0: not at all."
+        ),
+    ),
+]
+AllowHost = Annotated[
+    list[str],
+    Option(help="Another name that clients ask for the server by, as behind a proxy; may be given many times."),
+]
+RunDir = Annotated[Path | None, Option(help="Where the run leaves its files; a new folder in runs/ if not given.")]
+Run = Annotated[Path, Argument(help="A run's folder, or the file of a store; the run may be going on.")]
+RunId = Annotated[str | None, Option("--run-id", help="Which run of a store that holds several; else the last.")]
+Strict = Annotated[bool, Option(help="Refuse requests with fields or tools that have no effect here, by name.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramOptions(Options):
+    """How a command is run as an agent; see `Program`. They mean nothing to a Python function, which refuses them."""
+
+    task_as: Annotated[
+        Literal["stdin", "file", "env"] | None,
+        Option(help="Where a program finds its task: stdin (JSON), file (path in AGL_TASK_FILE) or env (AGL_TASK)."),
+    ] = None
+    reward: Annotated[
+        Literal["last_line", "file", "http"] | None,
+        Option(
+            help=(
+                "Where a program's reward is: last_line of its output, file (path in AGL_REWARD_FILE) or http "
+                "(POST to AGL_REWARD_URL)."
+            )
+        ),
+    ] = None
+    grader: Annotated[
+        str | None, Option(help="A command that is given the finished run as JSON and prints the reward.")
+    ] = None
+    files: Annotated[Path | None, Option(help="A folder that is copied into each working directory.")] = None
+    workspaces: Annotated[Path | None, Option(help="Keep the working directories here.")] = None
+    isolation: Annotated[
+        Literal["bubblewrap", "kubernetes"] | None,
+        Option(help="Run programs in a sandbox of this machine, or each attempt as a Job of a Kubernetes cluster."),
+    ] = None
+    isolation_option: Annotated[
+        list[str],
+        Option(
+            help="NAME=VALUE of a setting of --isolation kubernetes, such as image=me/agent:1, which it needs; "
+            "may be given many times."
+        ),
+    ] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendOptions(Options):
+    """Where the model is sampled."""
+
+    backend: Annotated[
+        str | None, Option(help="Where the model is sampled: embedded, vllm or ray; embedded if not given.")
+    ] = None
+    backend_option: Annotated[
+        list[str],
+        Option(help="NAME=VALUE of a setting of the backend's own, such as replicas=2; may be given many times."),
+    ] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpstreamOptions(Options):
+    """Other providers that agents may ask through the gateway."""
+
+    upstream: Annotated[
+        list[str],
+        Option(
+            help=(
+                "NAME=URL of another provider, such as a judge, that agents may then ask by its name through the "
+                "gateway; recorded, never trained; may be given many times."
+            )
+        ),
+    ] = field(default_factory=list)
+    upstream_key: Annotated[str | None, key_option("AGL_UPSTREAM_KEY", "The key that these providers are sent.")] = None
+    upstream_price: Annotated[
+        list[str],
+        Option(help="NAME=INPUT,OUTPUT[,CACHED_INPUT]: what such a provider asks for a million tokens."),
+    ] = field(default_factory=list)
+    upstream_limit: Annotated[
+        list[str],
+        Option(
+            help="NAME.LIMIT=NUMBER: how much of it may be used; LIMIT is calls, tokens or cost (of one rollout), "
+            "run_calls, run_tokens or run_cost."
+        ),
+    ] = field(default_factory=list)
