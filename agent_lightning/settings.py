@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentlightning.algorithm import GRPO
 from agentlightning.algorithm.family import PPO, ReinforcePP
+from agentlightning.algorithm.records import names_of
 from agentlightning.cli.configuration import FAMILY
 from agentlightning.errors import ConfigError
 from agentlightning.types import RolloutConfig
@@ -54,7 +55,7 @@ ALGORITHMS: Mapping[str, type[GRPO]] = {
     "reinforce++": ReinforcePP,
     **{name.lower(): kind for name, kind in FAMILY.items()},
 }
-OPTIONS = frozenset(f.name for f in fields(GRPO) if f.init) - {"model", "rollout_config", "learning_rate", "epochs"}
+OPTIONS = frozenset(names_of(GRPO)) - {"model", "rollout_config", "learning_rate", "epochs"}
 """What the sections `model` and `training` may hold besides."""
 MAX_TOKENS = 1024
 """That a rollout may sample, unless the file says otherwise: a model that is not trained yet may never stop."""

@@ -11,8 +11,8 @@ import functools
 import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, TypeVar
 
 from agentlightning.errors import ConfigError
 
@@ -259,3 +259,17 @@ class Needs:
 def one_of(table: Mapping[str, Any], has: Callable[[Any], bool] = lambda _: True) -> str:
     """The names of what has a property, for a message: 'this' or 'that'."""
     return " or ".join(repr(name) for name, one in table.items() if has(one))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingsGroup:
+    """Settings that belong together, and may be given together. It knows which of them were given, and by which names
+    (`_given`: None for the group's own); and whether it has become a part of an algorithm (`_settled`)."""
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *positional: Any, **given: Any) -> Self:
+            refuse_unknown(cls.__name__, positional, given, [f.name for f in fields(cls)], None)
+            made = super().__new__(cls)
+            object.__setattr__(made, "_given", dict.fromkeys(given))
+            return made

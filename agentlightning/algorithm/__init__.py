@@ -19,6 +19,7 @@ from agentlightning.algorithm.family import (
     SelfDistill,
 )
 from agentlightning.algorithm.gepa import GEPA
+from agentlightning.algorithm.groups import Adam, Checkpoints, Diagnostics, Rewards, Validation
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.joint import Joint
 from agentlightning.algorithm.part import Part, PolicyHooks, RunHooks
@@ -35,9 +36,10 @@ from agentlightning.algorithm.parts.replay import Replay
 from agentlightning.algorithm.parts.teacher import Teacher
 from agentlightning.algorithm.prompts import Prices
 from agentlightning.algorithm.sampling.schedule import Mixture
-from agentlightning.algorithm.settings import Adam
 from agentlightning.algorithm.stall import StallRule
 from agentlightning.algorithm.supervised import DPO, SFT
+from agentlightning.backend import ComputeSettings
+from agentlightning.gateway.settings import CallSettings
 from agentlightning.learner.catalog import LossSpec
 
 __all__ = [
@@ -55,10 +57,14 @@ __all__ = [
     "Adam",
     "Algorithm",
     "Baseline",
+    "CallSettings",
+    "Checkpoints",
     "Checks",
+    "ComputeSettings",
     "Constraint",
     "Correction",
     "Critic",
+    "Diagnostics",
     "Distill",
     "DrGRPO",
     "Estimator",
@@ -77,11 +83,13 @@ __all__ = [
     "ReinforcePP",
     "ReinforcePPBaseline",
     "Replay",
+    "Rewards",
     "RunHooks",
     "SelfDistill",
     "StallRule",
     "Teacher",
     "TrainingContext",
+    "Validation",
     "algo",
     "collect",
     "estimator",

@@ -36,9 +36,8 @@ from agentlightning.algorithm.parts.teacher import Teacher
 from agentlightning.algorithm.parts.watched import Watched
 from agentlightning.algorithm.records import Nested
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.backend import ModelSettings, ModelSpec
+from agentlightning.backend import ComputeSettings, ModelSettings, ModelSpec
 from agentlightning.errors import ConfigError
-from agentlightning.gateway.settings import CallSettings
 from agentlightning.learner.base import LossConfig
 
 PARTS: tuple[type[Part], ...] = (
@@ -118,10 +117,10 @@ class FeatureSettings(TrainingSettings):
         loaded = None if self.teacher.url else self.teacher.model
         compared = loaded or (self.model if needs_reference else None)
         members = [] if self.plays is None else self.plays.members
-        model = _taken(self, ModelSettings)
+        model = _taken(self, ModelSettings) | _taken(self.compute, ComputeSettings)
         return PolicySpec(
             ModelSpec(**model, reference=compared, critic=self.credit_mode.critic, members=members),
-            CallSettings(**_taken(self, CallSettings)),
+            self.calls,
             self.backend,
         )
 

@@ -21,12 +21,27 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Union, g
 
 from annotated_types import Ge, Gt, Le
 
-from agentlightning.arguments import Needs, refuse_unknown
+from agentlightning.arguments import Needs, SettingsGroup, refuse_unknown
 from agentlightning.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.credit.units import Use
+    from agentlightning.types import Outcome
 
 R = TypeVar("R")
 W = TypeVar("W")
 
+_SAME: Mapping[str, tuple[str, ...]] = {
+    "calls": (
+        *("temperature", "top_p", "top_k", "min_p", "val_temperature", "filter_replay", "train_agents"),
+        *("train_prompts", "max_calls", "max_tokens", "cut_long_prompts", "strict_requests", "renderer"),
+    ),
+    "compute": (
+        *("device", "dtype", "max_concurrency", "in_flight", "gradient_checkpointing", "offload", "ranks"),
+        *("tensor_parallel", "backend_options"),
+    ),
+}
+"""Records whose settings have the same name inside and outside."""
 FLAT: Mapping[str, tuple[str, str]] = {
     "kl_coef": ("kl", "coef"),
     "kl_in": ("kl", "where"),
@@ -56,6 +71,21 @@ FLAT: Mapping[str, tuple[str, str]] = {
     "adam_beta1": ("adam", "beta1"),
     "adam_beta2": ("adam", "beta2"),
     "max_grad_norm": ("adam", "max_grad_norm"),
+    **{name: ("calls", name) for name in _SAME["calls"]},
+    **{name: ("compute", name) for name in _SAME["compute"]},
+    "reward_weights": ("rewards", "weights"),
+    "watched_parts": ("rewards", "watched"),
+    "reward_scale": ("rewards", "scale"),
+    "outcome_use": ("rewards", "outcomes"),
+    "val_every": ("validation", "every"),
+    "val_before": ("validation", "before"),
+    "val_repeats": ("validation", "repeats"),
+    "save_every": ("checkpoints", "every"),
+    "keep_checkpoints": ("checkpoints", "keep"),
+    "checkpoint_copy": ("checkpoints", "copy"),
+    "check_packing_every": ("diagnostics", "packing_every"),
+    "gradient_noise_every": ("diagnostics", "noise_every"),
+    "max_logprob_gap": ("diagnostics", "max_logprob_gap"),
     "stall_seconds": ("stall", "seconds"),
     "on_stall": ("stall", "action"),
 }
@@ -87,6 +117,41 @@ if TYPE_CHECKING:
         flat_steps: int = 5
         lam: float = 1.0
         critic_warmup: int = 0
+        temperature: float = 1.0
+        top_p: float = 1.0
+        top_k: int = 0
+        min_p: float = 0.0
+        val_temperature: float | None = None
+        filter_replay: bool = False
+        train_agents: str | None = None
+        train_prompts: str | None = None
+        max_calls: int | None = None
+        max_tokens: int | None = None
+        cut_long_prompts: bool = False
+        strict_requests: bool = False
+        renderer: str | None = None
+        device: str = "auto"
+        dtype: str = "float32"
+        max_concurrency: int = 64
+        in_flight: Literal["finish", "continue"] = "finish"
+        gradient_checkpointing: bool = False
+        offload: bool = False
+        ranks: int = 1
+        tensor_parallel: int = 1
+        backend_options: Mapping[str, Any] = field(default_factory=dict)
+        reward_weights: Mapping[str, float] = field(default_factory=dict)
+        watched_parts: Sequence[str] = ()
+        reward_scale: Literal["none", "source"] = "none"
+        outcome_use: Mapping[Outcome, Use] = field(default_factory=dict)
+        val_every: int = 10
+        val_before: bool | None = None
+        val_repeats: int = 1
+        save_every: int = 10
+        keep_checkpoints: int = 2
+        checkpoint_copy: str | None = None
+        check_packing_every: int = 50
+        gradient_noise_every: int = 5
+        max_logprob_gap: float | None = None
         weight_decay: float = 0.0
         adam_beta1: float = 0.9
         adam_beta2: float = 0.999
@@ -99,23 +164,9 @@ else:
         """There are no fields of these names."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """Settings that belong together. It knows which of them were given, and by which names (`_given`: None for the
-    record's own); and whether it has become a part of an algorithm (`_settled`)."""
-
-    if not TYPE_CHECKING:
-
-        def __new__(cls, *positional: Any, **given: Any) -> Self:
-            refuse_unknown(cls.__name__, positional, given, [f.name for f in fields(cls)], None)
-            made = super().__new__(cls)
-            object.__setattr__(made, "_given", dict.fromkeys(given))
-            return made
-
-    @classmethod
-    def as_flat(cls, name: str) -> dict[str, str]:
-        """The flat names of its fields, where it is the record `name`."""
-        return {own: flat for flat, (record, own) in FLAT.items() if record == name}
+def flat_of(record: SettingsGroup, name: str) -> dict[str, str]:
+    """The flat names of a record's fields, by field, where it is the setting `name`; empty where it has none."""
+    return {own: flat for flat, (setting, own) in FLAT.items() if setting == name}
 
 
 class ByName:
@@ -160,9 +211,9 @@ else:
 
 
 @cache
-def records_of(kind: type[Any]) -> dict[str, Record]:
+def records_of(kind: type[Any]) -> dict[str, SettingsGroup]:
     """The records among an algorithm's settings, by name, as the algorithm has them."""
-    return {f.name: f.default for f in fields(kind) if isinstance(f.default, Record)}
+    return {f.name: f.default for f in fields(kind) if isinstance(f.default, SettingsGroup)}
 
 
 def flat_names(kind: type[Any]) -> dict[str, tuple[str, str]]:
@@ -173,10 +224,14 @@ def flat_names(kind: type[Any]) -> dict[str, tuple[str, str]]:
 def take_defaults(kind: type[Any]) -> None:
     """Let a class give its algorithm other defaults by flat names, as it may by records: `replay_size: int = 8`."""
     own = vars(kind).get("__annotations__", {})
-    named = [n for n in own if n in FLAT and n in vars(kind) and not isinstance(vars(kind)[n], Record | Field)]
+    records = {record for record, _ in FLAT.values()}
+    given = [n for n in own if n in FLAT and n in vars(kind)]
+    named = [n for n in given if n not in records or not isinstance(vars(kind)[n], SettingsGroup | Field)]
     for name in sorted(named, key=lambda n: n != FLAT[n][0]):  # a record's own name first
         record, of_record = FLAT[name]
         value = vars(kind)[name]
+        if isinstance(value, Field):
+            value = value.default_factory() if value.default is MISSING else value.default
         inherited = next(vars(base)[record] for base in kind.__mro__[1:] if record in vars(base))
         held = vars(kind).get(record) if record != name else inherited
         default: Any = held.default if isinstance(held, Field) else held or inherited
@@ -197,7 +252,9 @@ def gathered(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _merged(name: str, default: Record, whole: Any, flat: Mapping[str, str], given: Mapping[str, Any]) -> Record:
+def _merged(
+    name: str, default: SettingsGroup, whole: Any, flat: Mapping[str, str], given: Mapping[str, Any]
+) -> SettingsGroup:
     """The record `name`: `whole` is what was given under its own name, `flat` the flat names that were given besides,
     by field."""
     names = [f.name for f in fields(default)]
@@ -205,10 +262,10 @@ def _merged(name: str, default: Record, whole: Any, flat: Mapping[str, str], giv
     match whole:
         case None:
             changes = {}
-        case Record() if isinstance(whole, type(default)):
+        case SettingsGroup() if isinstance(whole, type(default)):
             spelled = dict(vars(whole)["_given"])
             changes = {own: getattr(whole, own) for own in spelled}
-        case Record():
+        case SettingsGroup():
             raise ConfigError(f"{name} is an agl.{type(whole).__name__}; it takes an agl.{type(default).__name__}.")
         case Mapping():
             refuse_unknown(type(default).__name__, (), whole, names, None)
@@ -216,7 +273,7 @@ def _merged(name: str, default: Record, whole: Any, flat: Mapping[str, str], giv
         case _:
             changes = {names[0]: whole}
             spelled[names[0]] = name
-    settled = isinstance(whole, Record) and "_settled" in vars(whole)
+    settled = isinstance(whole, SettingsGroup) and "_settled" in vars(whole)
     for own, other in flat.items():
         if own in changes and not settled:
             raise ConfigError(f"{other} and {name}.{own} are the same setting: give one of them.")
@@ -229,7 +286,7 @@ def _merged(name: str, default: Record, whole: Any, flat: Mapping[str, str], giv
 
 def changed(record: R, **changes: Any) -> R:
     """The record with other values, and with what it knows of how it was given."""
-    assert isinstance(record, Record)
+    assert isinstance(record, SettingsGroup)
     made = replace(record, **changes)
     object.__setattr__(made, "_given", {**dict.fromkeys(changes, ""), **vars(record)["_given"]})
     if "_settled" in vars(record):
@@ -254,7 +311,7 @@ def merged(kind: type[Any], given: Mapping[str, Any], over: Mapping[str, Any]) -
         if record not in records or not own:
             found[name] = value
             continue
-        flat, whole = records[record].as_flat(record), found.pop(record, {})
+        flat, whole = flat_of(records[record], record), found.pop(record, {})
         if not isinstance(whole, Mapping):
             whole = {fields(records[record])[0].name: whole}
         if flat.get(own) != record:
@@ -268,7 +325,7 @@ def flattened(settings: Any, *, shown: bool = True) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for f in fields(settings):
         value = getattr(settings, f.name)
-        if isinstance(value, Record) and (names := value.as_flat(f.name)):
+        if isinstance(value, SettingsGroup) and (names := flat_of(value, f.name)):
             found |= {flat: getattr(value, own) for own, flat in names.items()}
         elif f.repr or not shown:
             found[f.name] = value
@@ -347,9 +404,9 @@ def settings_of(kind: type[Any]) -> dict[str, Setting]:
     return found
 
 
-def _of_record(name: str, record: Record) -> dict[str, Setting]:
+def _of_record(name: str, record: SettingsGroup) -> dict[str, Setting]:
     """By their flat names, or, where they have none, as `kl.coef`."""
-    flat = record.as_flat(name)
+    flat = flat_of(record, name)
     return {
         flat.get(own, f"{name}.{own}"): replace(setting, default=getattr(record, own))
         for own, setting in settings_of(type(record)).items()

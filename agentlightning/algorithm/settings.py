@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -18,17 +18,28 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from agentlightning.algorithm.base import OF_TRAINING, Algorithm
 from agentlightning.algorithm.credit.advantage import Compute, Estimator, as_estimator
 from agentlightning.algorithm.credit.modes import CREDIT_MODES, CreditMode
-from agentlightning.algorithm.credit.units import OUTCOME_USE, CreditRule, Normalization, Use
-from agentlightning.algorithm.records import FLAT, FlatNames, Nested, Record, gathered, names_of, take_defaults
+from agentlightning.algorithm.credit.units import OUTCOME_USE, CreditRule, Normalization
+from agentlightning.algorithm.groups import Adam, Checkpoints, Diagnostics, Rewards, Validation
+from agentlightning.algorithm.records import (
+    FLAT,
+    FlatNames,
+    Nested,
+    changed,
+    gathered,
+    names_of,
+    settings_of,
+    take_defaults,
+    value_of,
+)
 from agentlightning.algorithm.stall import StallRule
 from agentlightning.arguments import GivenByName, Needs, one_of
-from agentlightning.backend import BackendFactory, ModelSettings, check_backend
+from agentlightning.backend import BackendFactory, ComputeSettings, ModelSettings, check_backend
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.learner.base import LossConfig
 from agentlightning.learner.catalog import LOSSES, LossSpec, as_loss
 from agentlightning.models.shape import LOGPROB_GAP, ModelShape, read_shape
-from agentlightning.types import Dataset, Outcome, RolloutConfig
+from agentlightning.types import Dataset, RolloutConfig
 
 Loss = str | Callable[..., Any] | LossSpec
 """A name in `learner.catalog.LOSSES`, an import path, a function that has one, or what a loss needs besides."""
@@ -36,8 +47,6 @@ Advantage = str | Compute | Estimator
 """A name in `algorithm.advantage.ADVANTAGES`, a function, or what an advantage needs besides."""
 Curriculum = str | Callable[..., Any] | None
 """A name in `algorithm.parts.curriculum.CURRICULA`, or a function."""
-RewardScale = Literal["none", "source"]
-"""Whether rewards are divided by the deviation that those of their data set have had."""
 FALLBACK_RATE = 1e-6
 """The learning rate for a model of which nothing is known: what is usual for the large ones."""
 
@@ -59,28 +68,10 @@ _UPDATES = Needs(
     lambda s: s.minibatches * s.update_epochs > 1 and s.ranks == 1,
     "several updates per step (minibatches or update_epochs) on one rank",
 )
-_SCALE = Needs(
-    lambda s: s.advantage not in ("grpo", "gdpo", "maxrl") or not s.credit_mode.compares,
-    "an advantage that does not divide by the rewards' scale itself, such as drgrpo, rloo or reinforce++",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adam(Record):
-    """How AdamW steps: `GRPO(…, adam=agl.Adam(weight_decay=0.01))`."""
-
-    weight_decay: NonNegativeFloat = 0.0
-    """AdamW's weight decay."""
-    beta1: Annotated[float, Ge(0), Le(0.9999)] = 0.9
-    """AdamW's decay of the mean of gradients …"""
-    beta2: Annotated[float, Ge(0), Le(0.999999)] = 0.999
-    """… and of their squares."""
-    max_grad_norm: NonNegativeFloat = 1.0
-    """Gradients are clipped to this norm; 0 turns it off."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algorithm):
+class TrainingSettings(GivenByName, FlatNames, ModelSettings, Algorithm):
     """What `GRPO` and every other algorithm of its family can be told. `model` alone is enough; the rest has defaults.
 
     A setting that does not exist, or that would have no effect, is a ConfigError when the algorithm is made.
@@ -98,6 +89,10 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algo
     """Where the model is sampled and trained: "embedded" is a process of our own, "inprocess" a thread of this one (for
     debugging), "vllm" vLLM servers beside a learner, "ray" processes on a Ray cluster; or a callable that makes a
     backend of your own from a `ModelSpec`."""
+    compute: Nested[ComputeSettings, str] = Nested(ComputeSettings())
+    """Where and how it is computed there."""
+    calls: Nested[CallSettings, float] = Nested(CallSettings())
+    """Which calls are trained, how they are sampled, and how far they may go."""
     group_size: PositiveInt = 8
     """Rollouts per task that are compared with each other."""
     tasks_per_step: PositiveInt = 16
@@ -151,16 +146,8 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algo
     """Weight of a bonus for the entropy of what is sampled, in nats per token. 0: none."""
     dynamic_sampling: NonNegativeInt = 0
     """Further rounds of sampling in a step, each with fresh tasks in place of groups whose rewards were all equal."""
-    reward_weights: Mapping[str, float] = field(default_factory=dict)
-    """Weights of a reward's parts by name: their weighted sum trains. Empty: the primary part alone."""
-    watched_parts: Sequence[str] = ()
-    """Parts of a reward that train nothing and are watched: the run says when one falls while the reward rises."""
-    reward_scale: Annotated[RewardScale, _SCALE] = "none"
-    """Divide the rewards of each data set of a `Mixture` by the deviation they have had ("source"), so that none
-    outweighs the others by its scale."""
-    outcome_use: Mapping[Outcome, Use] = field(default_factory=lambda: dict(OUTCOME_USE))
-    """What rollouts of an outcome are worth: "train" with their reward, "zero" as if they had earned 0, "mask" left
-    out. What is not given keeps its default."""
+    rewards: Nested[Rewards, Mapping[str, float]] = Nested(Rewards())
+    """Which parts of a reward train, and what rollouts that did not end well are worth."""
 
     max_staleness: NonNegativeInt = 0
     """Steps that sampling may run ahead of learning; 0: a step is sampled with the weights it is learned on."""
@@ -175,31 +162,16 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algo
     no guard."""
     tokens_per_batch: PositiveInt = 16_384
     """Unique tokens in one forward and backward pass; bounds the learner's memory."""
-    check_packing_every: NonNegativeInt = 50
-    """Steps between two comparisons of a packed group with its separate rows; 0 turns them off."""
-    gradient_noise_every: NonNegativeInt = 5
-    """Steps between two measurements of the gradient's signal and noise, from two halves of its groups; 0 turns them
-    off. Not with `ranks`."""
+    diagnostics: Nested[Diagnostics, int] = Nested(Diagnostics())
+    """How often a run checks its own numbers."""
     rollout_config: RolloutConfig = field(default_factory=RolloutConfig)
     """Deadline and retries of each rollout."""
-    val_every: NonNegativeInt = 10
-    """Validate before the first step, every so many steps, and after the last; 0: never."""
-    val_before: bool | None = None
-    """Whether it is validated before the first step; None: where it is validated later on."""
-    val_repeats: PositiveInt = 1
-    """Rollouts of each validation task: `val_reward` is their mean, `val_best@k` what the best of k earns."""
-    save_every: PositiveInt = 10
-    """Write a checkpoint every so many steps, and after the last."""
-    keep_checkpoints: PositiveInt = 2
-    """The last so many checkpoints and the best one are kept."""
-    checkpoint_copy: str | None = None
-    """A URL that fsspec knows, such as s3://bucket/run, gs://… or file:///shared/run. Each checkpoint is copied there,
-    too, and `resume` can go on from there, on any machine."""
+    validation: Nested[Validation, int] = Nested(Validation())
+    """When the model is validated."""
+    checkpoints: Nested[Checkpoints, int] = Nested(Checkpoints())
+    """Which checkpoints are written and kept."""
     stall: Nested[StallRule, float] = Nested(StallRule())
     """When a step is stalled, and what becomes of it."""
-    max_logprob_gap: PositiveFloat | None = None
-    """Stop when learner and engine disagree by more on what was just sampled; None: 1e-3 in float32 (1e-2 for models
-    with gated delta nets, such as Qwen3-Next and Qwen3.5), else 0.5."""
     deterministic: bool = False
     """One rollout at a time, seeded by step: the same run ends with the same weights, interrupted or not. Slow."""
     seed: NonNegativeInt = 0
@@ -226,9 +198,10 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algo
     def __post_init__(self) -> None:
         _ = self.adapters  # are they names?
         check_backend(self.backend, self.backend_options)
-        self._derive(outcome_use={**OUTCOME_USE, **self.outcome_use})
-        if isinstance(self.watched_parts, list):  # as a file of settings has them
-            self._derive(watched_parts=tuple(self.watched_parts))
+        if isinstance(self.rewards.outcomes, Mapping):
+            self._derive(rewards=changed(self.rewards, outcomes={**OUTCOME_USE, **self.rewards.outcomes}))
+        if isinstance(self.rewards.watched, list):  # as a file of settings has them
+            self._derive(rewards=changed(self.rewards, watched=tuple(self.rewards.watched)))
 
     def _derive(self, **settings: Any) -> None:
         """Fill in what follows from other settings; while the object is made and never after."""
@@ -364,7 +337,8 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algo
 
     def chooses(self, *names: str) -> bool:
         """Whether any of these settings is another than the default of this algorithm."""
-        return any(getattr(self, f.name) != f.default for f in fields(self) if f.name in names)
+        known = settings_of(type(self))
+        return any(value_of(self, name) != known[name].default for name in names)
 
     @property
     def clips_nothing(self) -> bool:

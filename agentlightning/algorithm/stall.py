@@ -16,7 +16,7 @@ from typing import Literal
 from pydantic import PositiveFloat
 
 from agentlightning.algorithm.base import TrainingContext
-from agentlightning.algorithm.records import Record
+from agentlightning.arguments import SettingsGroup
 from agentlightning.errors import AgentError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import FINISHED_ROLLOUT, AttemptedRollout, Rollout, RolloutStatus, Span
@@ -40,7 +40,7 @@ Phase = Literal[
 
 
 @dataclass(frozen=True, kw_only=True)
-class StallRule(Record):
+class StallRule(SettingsGroup):
     """When a step is stalled, and what becomes of it."""
 
     seconds: PositiveFloat = 900.0

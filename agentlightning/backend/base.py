@@ -19,6 +19,7 @@ from typing import Any, Literal, NoReturn, Protocol, runtime_checkable
 import msgspec
 from pydantic import NonNegativeInt, PositiveInt
 
+from agentlightning.arguments import SettingsGroup
 from agentlightning.engine.base import Engine
 from agentlightning.engine.events import POLICY
 from agentlightning.errors import ConfigError
@@ -26,24 +27,13 @@ from agentlightning.learner.base import Learner
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSettings:
-    """The model that is sampled and trained, as users set it."""
+class ComputeSettings(SettingsGroup):
+    """Where and how a model is computed: `GRPO(…, compute=agl.ComputeSettings(dtype="bfloat16", ranks=2))`."""
 
-    model: str
-    """A model that ships with the package, a directory, a checkpoint, or a Hugging Face id."""
     device: str = "auto"
     """Where it is computed: "cpu", "cuda", "cuda:1", "mps", …; "auto" is a GPU where there is one."""
     dtype: str = "float32"
     """"float32" or "bfloat16", whose optimiser keeps float32 copies of what it trains."""
-    lora_rank: PositiveInt | None = None
-    """Train a LoRA adapter of this rank instead of all weights."""
-    policies: Sequence[str] | Mapping[str, str | None] = ()
-    """Aliases of several LoRA policies on the one model, each with its own calls and rewards; or by alias the directory
-    of the adapter to go on from (None: a new one)."""
-    frozen: str | None = None
-    """With `policies`: an alias for the model without an adapter, which is never trained."""
-    max_context: PositiveInt = 4096
-    """Prompt plus response, in tokens; at most what the model can do."""
     max_concurrency: PositiveInt = 64
     """Requests that are sampled at the same time; more wait."""
     in_flight: Literal["finish", "continue"] = "finish"
@@ -58,10 +48,27 @@ class ModelSettings:
     """Processes that the learner is spread over, with a share of weights, gradients and optimiser each (FSDP2)."""
     tensor_parallel: PositiveInt = 1
     """So many of the ranks compute each token together, each with some of every layer's heads and width."""
-    seed: NonNegativeInt | None = None
-    """Seeds what is sampled for requests that bring no seed, and new adapters' weights."""
     backend_options: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the backend's own, by name; see the backend."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """The model that is sampled and trained, as users set it."""
+
+    model: str
+    """A model that ships with the package, a directory, a checkpoint, or a Hugging Face id."""
+    lora_rank: PositiveInt | None = None
+    """Train a LoRA adapter of this rank instead of all weights."""
+    policies: Sequence[str] | Mapping[str, str | None] = ()
+    """Aliases of several LoRA policies on the one model, each with its own calls and rewards; or by alias the directory
+    of the adapter to go on from (None: a new one)."""
+    frozen: str | None = None
+    """With `policies`: an alias for the model without an adapter, which is never trained."""
+    max_context: PositiveInt = 4096
+    """Prompt plus response, in tokens; at most what the model can do."""
+    seed: NonNegativeInt | None = None
+    """Seeds what is sampled for requests that bring no seed, and new adapters' weights."""
 
     @property
     def adapters(self) -> dict[str, str | None]:
@@ -87,7 +94,7 @@ class ModelSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSpec(ModelSettings):
+class ModelSpec(ModelSettings, ComputeSettings):
     """What a backend is to load: the model, and what the algorithm needs of its learners."""
 
     reference: str | None = None

@@ -139,10 +139,9 @@ def _meant(typed: str, options: list[str]) -> list[str]:
     name = typed.lstrip("-").replace("-", "_")
     known = {option.lstrip("-").replace("-", "_"): option for option in options if option != "--help"}
     if "--set" in options:
-        from inspect import signature
-
         from agentlightning.algorithm import GRPO
+        from agentlightning.algorithm.records import names_of
 
-        known = {**{setting: f"--set {setting}=…" for setting in signature(GRPO).parameters}, **known}
+        known = {**{setting: f"--set {setting}=…" for setting in names_of(GRPO)}, **known}
     meant = nearest(name, known)
     return [] if meant is None else [known[meant]]

@@ -21,7 +21,7 @@ from typing import Any
 
 from agentlightning.algorithm.base import PolicySpec
 from agentlightning.algorithm.checkpoint import served_model
-from agentlightning.backend import POLICY, Backend, ModelSettings, ModelSpec
+from agentlightning.backend import POLICY, Backend, ComputeSettings, ModelSettings, ModelSpec
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError
 from agentlightning.finetuning.jobs import Jobs, name_of
 from agentlightning.finetuning.progress import checkpoint_of
@@ -227,7 +227,7 @@ class Pool:
 
     async def _load(self, base: BaseModel) -> _Loaded:
         stack = AsyncExitStack()
-        known = {one.name for one in fields(ModelSettings)}
+        known = {one.name for kind in (ModelSettings, ComputeSettings) for one in fields(kind)}
         given = {name: value for name, value in base.settings.items() if name in known and name != "lora_rank"}
         try:
             path = stack.enter_context(served_model(base.model))  # a checkpoint is not removed while it is served

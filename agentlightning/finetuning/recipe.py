@@ -48,8 +48,8 @@ def take(method: Method, lines: int, base: BaseModel) -> dict[str, Any]:
         taken["beta"] = given.value("beta") or DPO.dpo_beta
     if method.type == "reinforcement":
         taken["compute_multiplier"] = given.value("compute_multiplier") or 1.0
-        taken["eval_interval"] = given.value("eval_interval") or GRPO.val_every
-        taken["eval_samples"] = given.value("eval_samples") or GRPO.val_repeats
+        taken["eval_interval"] = given.value("eval_interval") or GRPO.validation.every
+        taken["eval_samples"] = given.value("eval_samples") or GRPO.validation.repeats
         taken["reasoning_effort"] = "default"
     algorithm(method.type, taken, lines, base, seed=0)
     return taken
@@ -72,7 +72,7 @@ def algorithm(kind: str, taken: Mapping[str, Any], lines: int, base: BaseModel, 
         "tasks_per_step": batch,
         "seed": seed,
         "keep_checkpoints": KEPT,
-        "save_every": min(math.ceil(lines / batch), TrainingSettings.save_every),
+        "save_every": min(math.ceil(lines / batch), TrainingSettings.checkpoints.every),
     }
     made = _MAKERS[kind](taken, {**common, **base.settings})
     return replace(made, learning_rate=made.peak_rate * taken["learning_rate_multiplier"])

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from annotated_types import Ge, Gt, Le
 from pydantic import NonNegativeInt, PositiveInt
 
-from agentlightning.arguments import Needs
+from agentlightning.arguments import Needs, SettingsGroup
 
 
 def _filters(settings: Any) -> bool:
@@ -24,8 +24,8 @@ _FILTERED = Needs(
 
 
 @dataclass(frozen=True, kw_only=True)
-class CallSettings:
-    """See `Gateway`, which is given each of them."""
+class CallSettings(SettingsGroup):
+    """Which calls train, how they are sampled, and how far they may go: `calls=agl.CallSettings(max_calls=8)`."""
 
     temperature: Annotated[float, Gt(0), Le(10)] = 1.0
     """Of training rollouts, whatever the agent asks for: at temperature 0 siblings would all be the same."""

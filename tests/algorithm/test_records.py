@@ -14,7 +14,8 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm import records
-from agentlightning.algorithm.records import FLAT, flattened, names_of, records_of, replaced, settings_of
+from agentlightning.algorithm.credit.units import OUTCOME_USE, Use
+from agentlightning.algorithm.records import FLAT, flat_of, flattened, names_of, records_of, replaced, settings_of
 from agentlightning.cli.configuration import make_algorithm, told_settings
 from agentlightning.errors import ConfigError
 
@@ -34,13 +35,23 @@ NEEDED: dict[str, tuple[Any, dict[str, Any]]] = {
     "teacher_url": (agl.Distill, {"teacher": "m"}),
     "hint": (agl.SelfDistill, {}),
     **dict.fromkeys(("lam", "critic_warmup"), (agl.PPO, {})),
+    "filter_replay": (agl.GRPO, {"top_p": 0.5}),
+    "reward_scale": (agl.RLOO, {}),
+    "tensor_parallel": (agl.GRPO, {"ranks": 3, "gradient_noise_every": 0}),
+    "backend_options": (agl.GRPO, {"backend": "vllm"}),
+    "ranks": (agl.GRPO, {"gradient_noise_every": 0}),
 }
 """The algorithm and the settings that a setting plays a part with."""
 VALUES: dict[str, Any] = {
     **{"kl_in": "reward", "kl_estimator": "k2", "correction": "token", "baseline": "task", "teacher": "calc"},
     **{"teacher_url": "http://localhost:1/v1", "hint": "answer", "preflight": "warn", "on_stall": "stop"},
     **{"reference_share": 0.5, "correction_floor": 0.25, "lam": 0.5, "baseline_decay": 0.5, "adam_beta1": 0.5},
-    **{"adam_beta2": 0.5, "correction_veto": 0.01},
+    **{"adam_beta2": 0.5, "correction_veto": 0.01, "top_p": 0.5, "min_p": 0.5, "device": "cuda:1", "dtype": "bfloat16"},
+    **{"train_agents": "writer", "train_prompts": "You", "renderer": "qwen3", "in_flight": "continue"},
+    **dict.fromkeys(("filter_replay", "cut_long_prompts", "strict_requests", "gradient_checkpointing"), True),
+    **{"offload": True, "backend_options": {"replicas": 2}, "reward_weights": {"right": 1.0}, "reward_scale": "source"},
+    **{"watched_parts": ("short",), "outcome_use": {**OUTCOME_USE, agl.Outcome.TIMEOUT: "zero"}, "val_before": True},
+    "checkpoint_copy": "file:///copies",
 }
 """Another value than the default; of all others it is 3."""
 
@@ -125,7 +136,7 @@ def test_a_class_gives_other_defaults_by_either_name() -> None:
 
 def test_every_field_of_a_record_has_a_flat_name() -> None:
     for name, record in records_of(agl.GRPO).items():
-        assert {*record.as_flat(name)} == {f.name for f in fields(record)}
+        assert {*flat_of(record, name)} == {f.name for f in fields(record)}
     assert {*FLAT} <= {*names_of(agl.GRPO)}
 
 
@@ -192,11 +203,17 @@ def test_type_checkers_know_the_flat_names() -> None:
     tree = ast.parse(Path(records.__file__).read_text())
     (seen,) = (n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == "FlatNames" and len(n.body) > 1)
     rows = [one for one in seen.body if isinstance(one, ast.AnnAssign)]
-    names = {"Literal": Literal}
+    made = object()  # by a factory: mappings
+    names = {**vars(records), "field": lambda **_: made, "Outcome": agl.Outcome, "Use": Use}
     typed = {
-        ast.unparse(r.target): (eval(ast.unparse(r.annotation), names), eval(ast.unparse(r.value)))
+        ast.unparse(r.target): (eval(ast.unparse(r.annotation), names), eval(ast.unparse(r.value), names))
         for r in rows
         if r.value
     }
     known = settings_of(agl.GRPO)
-    assert typed == {n: (known[n].type, known[n].default) for n, (record, _) in FLAT.items() if n != record}
+    expected = {
+        n: (known[n].type, made if isinstance(known[n].default, dict) else known[n].default)
+        for n, (record, _) in FLAT.items()
+        if n != record
+    }
+    assert typed == expected

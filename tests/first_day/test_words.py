@@ -164,7 +164,7 @@ def test_a_setting_that_does_not_exist(wrong: str, words: str) -> None:
 def test_copies_are_made_without_arguments() -> None:
     algorithm = agl.GRPO(model="calc", group_size=3)
     assert copy.copy(algorithm).group_size == pickle.loads(pickle.dumps(algorithm)).group_size == 3
-    assert str(inspect.signature(agl.GRPO)).startswith("(*, temperature")
+    assert str(inspect.signature(agl.GRPO)).startswith("(*, model")
     assert str(inspect.signature(agl.Trainer.dev)).startswith("(self, agent")
 
 

@@ -13,9 +13,8 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from agentlightning.algorithm.credit.ratios import correction_measures, correction_weights
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Minibatch, Part, PolicyHooks, PolicyScope, Update
-from agentlightning.algorithm.records import Record
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.arguments import Needs
+from agentlightning.arguments import Needs, SettingsGroup
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import PackedBatch
 from agentlightning.types.arrays import Float32Array, np
@@ -26,7 +25,7 @@ _MASKED = Needs(lambda s: (s.correction_kind or "").endswith("mask"), "correctio
 
 
 @dataclass(frozen=True, kw_only=True)
-class Correction(Record, Part):
+class Correction(SettingsGroup, Part):
     """Importance weights for tokens of other weights; and how old the oldest sampled token is."""
 
     kind: CorrectionKind = "auto"

@@ -12,9 +12,8 @@ from pydantic import NonNegativeInt
 from agentlightning.algorithm.credit.assignment import explained_variance
 from agentlightning.algorithm.credit.modes import CREDIT_MODES
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update, Updated
-from agentlightning.algorithm.records import Record
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.arguments import Needs, one_of
+from agentlightning.arguments import Needs, SettingsGroup, one_of
 from agentlightning.learner.base import Learner
 from agentlightning.types.arrays import np
 
@@ -22,7 +21,7 @@ _CRITIC = Needs(lambda s: s.credit_mode.critic, f"credit={one_of(CREDIT_MODES, l
 
 
 @dataclass(frozen=True, kw_only=True)
-class Critic(Record, Part):
+class Critic(SettingsGroup, Part):
     """Present where the way of credit compares with a critic: `PPO(…, critic=agl.Critic(lam=0.9))`."""
 
     name = "critic"

@@ -19,9 +19,8 @@ from agentlightning.algorithm.credit.advantage import ADVANTAGES
 from agentlightning.algorithm.credit.units import Unit, make_units
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update
-from agentlightning.algorithm.records import Record
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.arguments import Needs, one_of
+from agentlightning.arguments import Needs, SettingsGroup, one_of
 from agentlightning.types.arrays import np
 
 BaselineKey = Literal["none", "task", "agent"]
@@ -70,7 +69,7 @@ _BASELINE = Needs(lambda s: s.baseline.key != "none", "baseline")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MovingBaseline(Record, Part):
+class MovingBaseline(SettingsGroup, Part):
     """What earlier steps earned, subtracted: `GRPO(…, baseline=agl.MovingBaseline(key="task"))`."""
 
     name = "baseline"

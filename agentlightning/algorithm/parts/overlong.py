@@ -9,9 +9,8 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from agentlightning.algorithm.credit.ratios import overlong_penalty
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update, refuse_below_zero
-from agentlightning.algorithm.records import Record
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.arguments import Needs
+from agentlightning.arguments import Needs, SettingsGroup
 from agentlightning.errors import ConfigError
 from agentlightning.types.arrays import np
 
@@ -19,7 +18,7 @@ _OVERLONG = Needs(lambda s: s.overlong.tokens is not None, "overlong_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Overlong(Record, Part):
+class Overlong(SettingsGroup, Part):
     """Soft punishment of long rollouts (DAPO, arXiv 2503.14476, section 3.4)."""
 
     tokens: PositiveInt | None = None

@@ -15,9 +15,10 @@ from agentlightning.algorithm.credit.assignment import groups_to_learn_from
 from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
-from agentlightning.algorithm.records import Record, flattened
+from agentlightning.algorithm.records import flattened
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.verdicts import calls_no_longer, fallen, not_risen, unheard
+from agentlightning.arguments import SettingsGroup
 from agentlightning.errors import AgentError, kind_of
 from agentlightning.metrics import Reporter
 from agentlightning.models import examples_first
@@ -228,7 +229,7 @@ def _most_common(failed: Sequence[Episode]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checks(Record, Part):
+class Checks(SettingsGroup, Part):
     """Every run is looked at before it learns and after each step."""
 
     name = "preflight"

@@ -17,9 +17,8 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from agentlightning.algorithm.credit.ratios import mean_gap
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update, Updated, refuse_below_zero
-from agentlightning.algorithm.records import Record
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.arguments import Needs
+from agentlightning.arguments import Needs, SettingsGroup
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import LossConfig, MovesReference
 from agentlightning.types.arrays import Float32Array
@@ -34,7 +33,7 @@ _FOLLOWS = Needs(lambda s: s.kl.every is not None, "reference_every")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reference(Record, Part):
+class Reference(SettingsGroup, Part):
     """How near the policy is kept to the model that the run started from: `GRPO(…, kl=agl.Reference(coef=0.02))`."""
 
     coef: NonNegativeFloat = 0.0

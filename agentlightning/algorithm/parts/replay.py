@@ -19,9 +19,8 @@ from agentlightning.algorithm.credit.assignment import groups_to_learn_from, loo
 from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
-from agentlightning.algorithm.records import Record
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.arguments import Needs
+from agentlightning.arguments import Needs, SettingsGroup
 from agentlightning.store.base import LightningStore
 from agentlightning.types.arrays import Float64Array, np
 
@@ -112,7 +111,7 @@ _REPLAY = Needs(lambda s: s.replay.groups > 0, "replay")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay(Record, Part):
+class Replay(SettingsGroup, Part):
     """Groups of earlier steps that each step learns again: `GRPO(…, replay=agl.Replay(groups=4))`."""
 
     groups: Annotated[NonNegativeInt, _REWARDED] = 0

@@ -24,9 +24,8 @@ from agentlightning.algorithm.credit.ratios import mean_gap
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import ComparedPass, Part, PolicyHooks, PolicyScope, Update
 from agentlightning.algorithm.parts.reference import Reference
-from agentlightning.algorithm.records import Record
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.arguments import Needs
+from agentlightning.arguments import Needs, SettingsGroup
 from agentlightning.errors import ConfigError, JudgeError
 from agentlightning.learner.packing import CreditedCall, pack
 from agentlightning.rendering.base import Rendering
@@ -177,7 +176,7 @@ _HINT = Needs(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Teacher(Record, Part):
+class Teacher(SettingsGroup, Part):
     """Tokens are worth how much likelier a teacher finds them than the policy: `Distill` and `SelfDistill`."""
 
     model: Annotated[str | None, _TEACHER] = None

@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
-from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import typer
 import yaml
 
 import agentlightning as agl
+from agentlightning.algorithm.records import names_of
 from agentlightning.backend.ray.options import RayOptions
 from agentlightning.cli.app import app
 
@@ -46,7 +46,7 @@ def after(words: list[str], flag: str) -> Iterator[str]:
 
 def test_the_trainings_are_told_what_there_is() -> None:
     known = {flag for p in typer.main.get_command(app).commands["train"].params for flag in p.opts}  # pyright: ignore
-    options, settings = {*RayOptions.__struct_fields__}, {f.name for f in fields(agl.GRPO)}
+    options, settings = {*RayOptions.__struct_fields__}, {*names_of(agl.GRPO)}
     found = list(trainings())
     assert len(found) == 3
     for words in found:
