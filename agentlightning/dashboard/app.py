@@ -6,9 +6,11 @@ do not need; what agents and models said is only ever data in it.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -200,8 +202,15 @@ class Dashboard:
         file = STATIC / "assets" / name
         if file.parent != STATIC / "assets" or not file.is_file():
             return _problem(404, "There is no such file of the dashboard.")
-        # Names carry a hash of what is in them.
-        return FileResponse(file, headers={**_HEADERS, "cache-control": "public, max-age=31536000, immutable"})
+        headers = {**_HEADERS, "cache-control": "no-cache", "etag": f'"{_digest(file)}"'}
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        return FileResponse(file, headers=headers)
+
+
+@cache
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:32]
 
 
 def _policy(nonce: str) -> str:

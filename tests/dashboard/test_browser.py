@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentlightning.dashboard import Dashboard
+from agentlightning.doctor.judge import labels_in
 from agentlightning.errors import StoreError
 from agentlightning.serving import LoopServer
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
@@ -135,4 +137,22 @@ async def test_where_a_history_broke_is_shown_in_its_text(
     await page.get_by_text(re.compile("^clock: .* tokens lost$")).wait_for()
     await page.goto(f"{server.endpoint}/dashboard/runs/run-1")
     await page.get_by_text("Groups without a difference").wait_for()
+    await check_accessible_async(page)
+
+
+async def test_labels_are_given_beside_the_answers_and_downloaded_for_the_judge(
+    page: Any, server: LightningStoreServer, tmp_path: Path
+) -> None:
+    """They stay in the browser, also when it is opened again; the file is one that `agl judge` reads."""
+    await page.goto(f"{server.endpoint}/dashboard/rollouts/good/group")
+    for rollout, label in (("good", "1"), ("bad", "0.5")):
+        await page.get_by_label(f"Label of {rollout}").fill(label)
+    await page.reload()
+    await page.get_by_label("Label of bad").fill("0")
+    async with page.expect_download() as download:
+        await page.get_by_text("Download labels.jsonl").click()
+    await (await download.value).save_as(tmp_path / "labels.jsonl")
+    assert labels_in(tmp_path / "labels.jsonl", ["good", "bad"]) == {"good": 1.0, "bad": 0.0}
+    await page.get_by_label("Label of good").fill("")
+    await page.get_by_text("One rollout of this run has a label").wait_for()
     await check_accessible_async(page)

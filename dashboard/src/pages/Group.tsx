@@ -1,9 +1,10 @@
 // Siblings: the rollouts of one task in one step, the best beside the worst, and the token where they part.
 
-import { Select } from "@mantine/core";
+import { NumberInput, Select } from "@mantine/core";
 import { Link, useLocation, useSearchParams } from "wouter";
 import { useData, withParams } from "../api.ts";
 import { amount, reward, seconds, short, visible } from "../format.ts";
+import { asFile, type Labels, useLabels } from "../labels.ts";
 import { RewardNumber, Signed, Status, useRange } from "../parts/Badges.tsx";
 import { Empty, Loaded } from "../parts/States.tsx";
 import { Conversation } from "../rollout/Conversation.tsx";
@@ -21,6 +22,7 @@ function View({ group, id }: { group: Group; id: string }) {
   const left = params.get("left") ?? group.best ?? id;
   const right = params.get("right") ?? (group.worst !== group.best ? group.worst : null) ?? ranked.find((one) => one.rollout_id !== left)?.rollout_id ?? null;
   const choose = (side: string, value: string | null) => setParams((now) => { const next = new URLSearchParams(now); if (value) next.set(side, value); return next; }, { replace: true });
+  const [labels, label] = useLabels(group.run_id ?? "");
   const rewards = new Set(group.siblings.map((one) => one.reward));
   const run = group.run_id && `/runs/${encodeURIComponent(group.run_id)}`;
   return (
@@ -34,7 +36,8 @@ function View({ group, id }: { group: Group; id: string }) {
           {group.advantages && <span>Advantages are not known: {group.advantages}</span>}
         </div>
       </div>
-      <Siblings siblings={ranked} run={group.run_id} left={left} right={right} choose={choose} />
+      <Siblings siblings={ranked} run={group.run_id} left={left} right={right} choose={choose} labels={labels} label={label} />
+      <LabelsOf labels={labels} run={group.run_name} />
       {right === null ? <div className="card"><Empty title="It has no siblings" /></div> : (
         <>
           {left === group.best && right in group.partings && <PartingView parting={group.partings[right]} />}
@@ -48,13 +51,34 @@ function View({ group, id }: { group: Group; id: string }) {
   );
 }
 
-function Siblings({ siblings, run, left, right, choose }: { siblings: Sibling[]; run: string | null; left: string; right: string | null; choose: (side: string, value: string) => void }) {
+/** What was labelled in this run so far, and what it is good for. */
+function LabelsOf({ labels, run }: { labels: Labels; run: string | null }) {
+  const many = Object.keys(labels).length;
+  if (many === 0) return null;
+  return (
+    <p className="small muted">
+      {many === 1 ? "One rollout of this run has a label" : `${many} rollouts of this run have a label`}, kept in this browser. <a className="link" href={asFile(labels)} download="labels.jsonl">Download labels.jsonl</a>, then <code>agl judge {run ?? "RUN"} --labels labels.jsonl</code> says how far a judge agrees.
+    </p>
+  );
+}
+
+interface SiblingsProps {
+  siblings: Sibling[];
+  run: string | null;
+  left: string;
+  right: string | null;
+  choose: (side: string, value: string) => void;
+  labels: Labels;
+  label: (rollout: string, label: number | null) => void;
+}
+
+function Siblings({ siblings, run, left, right, choose, labels, label }: SiblingsProps) {
   const [, go] = useLocation();
   const range = useRange(run);
   return (
     <div className="card scroll-x" tabIndex={0}>
       <table className="list">
-        <thead><tr><th>Sibling</th><th className="num">Reward</th><th className="num">Advantage</th><th>Outcome</th><th className="num">Calls</th><th className="num">Sampled tokens</th><th className="num">Took</th><th>Show</th></tr></thead>
+        <thead><tr><th>Sibling</th><th className="num">Reward</th><th className="num">Advantage</th><th>Outcome</th><th className="num">Calls</th><th className="num">Sampled tokens</th><th className="num">Took</th><th>Label</th><th>Show</th></tr></thead>
         <tbody>
           {siblings.map((one) => (
             <tr key={one.rollout_id} className={one.rollout_id === left || one.rollout_id === right ? "at" : undefined}>
@@ -65,6 +89,10 @@ function Siblings({ siblings, run, left, right, choose }: { siblings: Sibling[];
               <td className="num">{amount(one.calls)}</td>
               <td className="num">{amount(one.tokens)}</td>
               <td className="num small">{seconds(one.seconds)}</td>
+              <td>
+                <NumberInput size="xs" w={76} hideControls aria-label={`Label of ${short(one.rollout_id)}`} placeholder="–" value={labels[one.rollout_id] ?? ""}
+                  onChange={(value) => label(one.rollout_id, typeof value === "number" && Number.isFinite(value) ? value : null)} />
+              </td>
               <td className="small">
                 <button type="button" className="act link" onClick={() => choose("left", one.rollout_id)}>left</button>{" · "}
                 <button type="button" className="act link" onClick={() => choose("right", one.rollout_id)}>right</button>{" · "}

@@ -1,1 +1,0 @@
-import{$ as e,G as t,Y as n}from"./format-DX1jpXGw.js";import{x as r}from"./index-BuQegWZi.js";var i=e(),a=t(e=>{let t=n([`Input`,`InputWrapper`,`TextInput`],null,e);return(0,i.jsx)(r,{component:`input`,...t,__staticSelector:`TextInput`})});a.classes=r.classes,a.displayName=`@mantine/core/TextInput`;export{a as t};
