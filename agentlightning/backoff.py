@@ -60,7 +60,7 @@ class ObservedRequest:
         return not self.samples if self.status is None else 400 <= self.status < 500
 
 
-class _Line:
+class _RefusedAttempt:
     """The requests of an attempt that has been refused something."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Backoff:
     def __init__(self, factor: float = FACTOR) -> None:
         self._factor = factor
         self._spent: defaultdict[Hashable, float] = defaultdict(float)
-        self._lines: dict[Hashable, _Line] = {}
+        self._lines: dict[Hashable, _RefusedAttempt] = {}
 
     def charge(self, owner: Hashable, seconds: float) -> None:
         """The process for large requests has worked so long for a request of the attempt's."""
@@ -128,7 +128,7 @@ class Backoff:
         now = asyncio.get_running_loop().time()
         if line is None:
             self._forget(now)
-            line = self._lines[owner] = _Line()
+            line = self._lines[owner] = _RefusedAttempt()
         line.refused = now
         line.pause = min(self._factor * (spent + watched.size / _BYTES_PER_SECOND + _LEAST), _LONGEST)
         line.until = min(max(line.until, now) + line.pause, now + _LONGEST)

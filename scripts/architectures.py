@@ -25,7 +25,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, Pr
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from agentlightning.engine.base import Chunk, SamplingParams, concat
-from agentlightning.engine.events import Ended, Failed, Part, Request
+from agentlightning.engine.events import Ended, Failed, PartialSample, Request
 from agentlightning.engine.torch_engine import TorchEngine
 from agentlightning.errors import AgentLightningError
 from agentlightning.learner.base import LossConfig
@@ -279,7 +279,7 @@ def sample(engine: TorchEngine, prompts: list[np.ndarray]) -> list[Chunk]:
     while engine.active:
         for event in engine.step():
             assert not isinstance(event, Failed), event
-            if isinstance(event, Part | Ended):
+            if isinstance(event, PartialSample | Ended):
                 chunks.setdefault(event.request_id, []).append(event.chunk)
     return [concat(chunks[number]) for number in range(len(prompts))]
 

@@ -260,7 +260,7 @@ def explore_store(
     from hypothesis import HealthCheck, given, settings
     from hypothesis import seed as seeded
 
-    from agentlightning.store.http.api import Api
+    from agentlightning.store.http.api import StoreApi
     from agentlightning.store.http.attendance import Attendance
     from agentlightning.store.http.intake import Intake
 
@@ -269,7 +269,7 @@ def explore_store(
         return value if isinstance(value, bytes) else str(value).encode()
 
     intake, statuses = Intake(store), Counter[str]()
-    app = Api(store, intake, Attendance(store))
+    app = StoreApi(store, intake, Attendance(store))
     found_operations: Any = schemathesis.openapi.from_asgi("/openapi.json", app).get_all_operations()
     operations = [one.ok() for one in found_operations]
     unhealthy = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]

@@ -15,11 +15,11 @@ import agentlightning
 from agent_lightning import Client
 from agentlightning.algorithm.parts.teacher import KEY, EndpointTeacher
 from agentlightning.algorithm.prompts.critic import CriticFailure, HttpCritic, Question, ask
-from agentlightning.backend.vllm.api import Api as VllmApi
+from agentlightning.backend.vllm.api import VLLMApi
 from agentlightning.errors import AgentLightningError
 from agentlightning.gateway import Gateway, Provider
 from agentlightning.litagent import Kubernetes
-from agentlightning.litagent.kubernetes.api import Api as ClusterApi
+from agentlightning.litagent.kubernetes.api import ClusterApi
 from agentlightning.runner.remote import Address, RemoteGateway
 from agentlightning.serving import LoopServer
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient
@@ -107,7 +107,7 @@ async def of_a_gateway(url: str) -> str:
 
 
 async def of_vllm(url: str) -> str:
-    api = VllmApi(url, "secret")
+    api = VLLMApi(url, "secret")
     with pytest.raises(AgentLightningError) as said:
         await api.adapters()
     with pytest.raises(AgentLightningError):

@@ -129,7 +129,7 @@ class APO(PromptSettings):
         batches = [shuffled(range(len(run.train)), self.seed, number, slot)[:size] for slot in range(len(parents))]
         asked = [EvaluationRequest(parent, "train", batch) for parent, batch in zip(parents, batches, strict=True)]
         trials = await run.evaluate(asked, f"round {number}: runs for the critic")
-        jobs: list[_Job] = []
+        jobs: list[_Improvement] = []
         proposed: list[Candidate | None] = []
         names = sorted(run.templates)
         for slot, parent in enumerate(parents):
@@ -143,7 +143,7 @@ class APO(PromptSettings):
                     continue
                 order = shuffled(range(len(worst)), self.seed, number, slot, branch)
                 shown = [worst[0], *(worst[i] for i in order if i)][:size]
-                jobs.append(_Job(parent, name, shown, len(jobs)))
+                jobs.append(_Improvement(parent, name, shown, len(jobs)))
         made = [*(c for c in proposed if c is not None), *await self._edited(run, jobs)]
         return list(dict.fromkeys(made)), [t for batch in trials for t in batch]
 
@@ -153,7 +153,7 @@ class APO(PromptSettings):
         seen = sorted(run.known(parent, "train").values(), key=lambda t: low if t.reward is None else t.reward)
         return seen[: 2 * self.gradient_batch_size]
 
-    async def _edited(self, run: PromptRun, jobs: Sequence[_Job]) -> list[Candidate]:
+    async def _edited(self, run: PromptRun, jobs: Sequence[_Improvement]) -> list[Candidate]:
         """What the critic makes of each job, without edits that failed or must not be run."""
         if not jobs:
             return []
@@ -172,7 +172,7 @@ class APO(PromptSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _Improvement:
     """One template of one candidate is to be improved."""
 
     parent: Candidate
@@ -197,7 +197,7 @@ def _ranked(run: PromptRun, candidates: Sequence[Candidate], scores: Sequence[fl
     return [candidate for _, candidate in sorted(kept, key=lambda pair: -pair[0])]
 
 
-def _turn(texts: Sequence[str], job: _Job) -> str:
+def _turn(texts: Sequence[str], job: _Improvement) -> str:
     return texts[job.number % len(texts)]
 
 

@@ -231,7 +231,7 @@ def take_defaults(kind: type[Any]) -> None:
         record, of_record = FLAT[name]
         value = vars(kind)[name]
         if isinstance(value, Field):
-            value = value.default_factory() if value.default is MISSING else value.default
+            value = value.default if value.default_factory is MISSING else value.default_factory()
         inherited = next(vars(base)[record] for base in kind.__mro__[1:] if record in vars(base))
         held = vars(kind).get(record) if record != name else inherited
         default: Any = held.default if isinstance(held, Field) else held or inherited

@@ -18,7 +18,7 @@ TRIES = 5
 """How often a request is sent, when replicas are lost while they sample it."""
 
 
-class Kept(Protocol):
+class KeptReplica(Protocol):
     """A replica that keeps itself alive."""
 
     name: str
@@ -38,7 +38,7 @@ class Kept(Protocol):
         ...
 
 
-Replica = TypeVar("Replica", bound=Kept)
+Replica = TypeVar("Replica", bound=KeptReplica)
 
 
 class Fleet(Generic[Replica]):

@@ -13,7 +13,7 @@ from typing import Self
 
 from agentlightning.backend.embedded.backend import EmbeddedBackend
 from agentlightning.backend.embedded.connection import Connection
-from agentlightning.backend.embedded.protocol import Settings
+from agentlightning.backend.embedded.protocol import ProcessSettings
 from agentlightning.backend.embedded.serve import serve
 from agentlightning.errors import ConfigError
 
@@ -28,7 +28,7 @@ class ServerThread(Connection):
         self._code = 1
 
     @classmethod
-    async def spawn(cls, settings: Settings) -> Self:
+    async def spawn(cls, settings: ProcessSettings) -> Self:
         """Start the thread and hand it its settings; it is usable once `ready` is done."""
         if settings.ranks > 1:  # a rank that dies ends the process that rank 0 is in
             raise ConfigError("ranks needs the model in a process of its own: take the embedded or the vllm backend.")

@@ -75,7 +75,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredModel:
     """What came of a model's rollouts."""
 
     rewards: list[float]
@@ -127,7 +127,7 @@ def _evaluate(checkpoint: Path, options: EvalOptions) -> None:
     if untrained is not None:
         beside.print(power_words(len(held_out), is_positive, repeats))
     rewards: dict[str, list[list[float]]] = {}
-    found: dict[str, Measured] = {}
+    found: dict[str, MeasuredModel] = {}
     models = {"base": untrained, "trained": trained}
     for label, served in models.items():
         if served is None:
@@ -193,7 +193,7 @@ class _Progress(SilentConsole):
 
 def measure(
     served: Served, agent: LitAgent[Any], tasks: list[Any], repeats: int = 1, progress: Console | None = None
-) -> Measured:
+) -> MeasuredModel:
     """Run the agent on the tasks, through the gateway."""
     algorithm = Baseline(served=served.spec, repeats=repeats, mode=RolloutMode.TEST)
     with tempfile.TemporaryDirectory(prefix="agl-eval-") as folder:
@@ -203,7 +203,7 @@ def measure(
         exit_interrupted()
     episodes = algorithm.episodes
     outcomes = [e.outcome for e in episodes]
-    return Measured(
+    return MeasuredModel(
         [e.reward or 0.0 for e in episodes],
         failed=sum(not e.good for e in episodes),
         truncated=outcomes.count(Outcome.TRUNCATED),

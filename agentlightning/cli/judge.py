@@ -23,7 +23,7 @@ from agentlightning.doctor.judge import (
     Estimate,
     LabelledGroup,
     LabelOf,
-    Measured,
+    MeasuredJudge,
     choose_groups,
     groups_of,
     judge_groups,
@@ -163,7 +163,7 @@ def _labels(labels: str, stored: Mapping[str, Sequence[Rollout]], settings: Mapp
 # ---- showing it ------------------------------------------------------------------------------------------------------
 
 
-def _print(found: Measured, known: Mapping[str, Any], part: GroupJudge, failed: Sequence[str]) -> None:
+def _print(found: MeasuredJudge, known: Mapping[str, Any], part: GroupJudge, failed: Sequence[str]) -> None:
     print_ = terminal().print
     labels = "no labels" if known["labels"] is None else f"labels: {known['labels']}"
     print_(

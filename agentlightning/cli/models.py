@@ -14,7 +14,7 @@ from agentlightning.errors import AgentLightningError
 from agentlightning.models import KNOWS, shipped_models
 from agentlightning.models.hardware import Hardware, devices
 from agentlightning.models.known import SIZES, TRIED, known_shape
-from agentlightning.models.plan import Job, best, changes, gib
+from agentlightning.models.plan import PlannedJob, best, changes, gib
 from agentlightning.models.shape import ModelShape
 
 CONTEXT, RESPONSE = 1024, 256
@@ -99,7 +99,7 @@ def _suited(name: str, source: str, shape: ModelShape, device: Hardware, count: 
     """With the default settings if they fit, else with the first of the changes that `agl plan` proposes."""
     context = min(CONTEXT, shape.max_context or CONTEXT)
     dtype = "bfloat16" if device.is_gpu else "float32"
-    job = Job(shape=shape, dtype=dtype, context=context, response=context // 4)
+    job = PlannedJob(shape=shape, dtype=dtype, context=context, response=context // 4)
     layout, settings = best(job, device, count), {}
     if not layout.fits:
         ways = [way for way in changes(job, device, count) if "--gpus" not in way.settings]

@@ -12,7 +12,7 @@ from agentlightning.console import one_line, terminal
 from agentlightning.errors import ConfigError
 from agentlightning.models.hardware import Hardware, devices
 from agentlightning.models.known import is_size, known_shape
-from agentlightning.models.plan import VLLM_ALONE, Change, Job, Layout, best, changes, context_bytes, gib
+from agentlightning.models.plan import VLLM_ALONE, Change, Layout, PlannedJob, best, changes, context_bytes, gib
 from agentlightning.models.shape import BYTES_OF, count_of
 
 DEFAULT_CONTEXT = 4096
@@ -22,7 +22,7 @@ OF_THE_JOB = (
     *("lora_rank", "group_size", "tasks_per_step", "concurrency", "tokens_per_batch"),
     *("gradient_checkpointing", "offload"),
 )
-"""Options that are settings of a `Job`."""
+"""Options that are settings of a `PlannedJob`."""
 
 
 def plan_training(options: PlanOptions) -> bool:
@@ -38,7 +38,7 @@ def plan_training(options: PlanOptions) -> bool:
     return not layout.fits
 
 
-def job_of(options: PlanOptions, device: Hardware) -> Job:
+def job_of(options: PlanOptions, device: Hardware) -> PlannedJob:
     """With defaults that follow from the model and the device."""
     shape = known_shape(options.model)
     dtype = options.dtype or ("bfloat16" if device.is_gpu else "float32")
@@ -55,7 +55,7 @@ def job_of(options: PlanOptions, device: Hardware) -> Job:
         raise ConfigError(
             f"--response is {response}: what a rollout samples must be less than its context of {context}."
         )
-    return Job(
+    return PlannedJob(
         shape=shape,
         dtype=dtype,
         context=context,
@@ -64,7 +64,7 @@ def job_of(options: PlanOptions, device: Hardware) -> Job:
     )
 
 
-def as_json(model: str, job: Job, layout: Layout, count: int, ways: list[Change]) -> dict[str, Any]:
+def as_json(model: str, job: PlannedJob, layout: Layout, count: int, ways: list[Change]) -> dict[str, Any]:
     """The plan as plain data; bytes and seconds."""
     shape = job.shape
     return {
@@ -93,7 +93,7 @@ def _layout(layout: Layout) -> dict[str, Any]:
     }
 
 
-def settings_of(job: Job, layout: Layout) -> dict[str, Any]:
+def settings_of(job: PlannedJob, layout: Layout) -> dict[str, Any]:
     """What to give to `GRPO(…)`."""
     found: dict[str, Any] = {"dtype": job.dtype, "max_context": job.context}
     found |= {"group_size": job.group_size, "tasks_per_step": job.tasks_per_step, "max_concurrency": job.concurrency}
@@ -117,7 +117,7 @@ def settings_of(job: Job, layout: Layout) -> dict[str, Any]:
     return found
 
 
-def _show(model: str, job: Job, layout: Layout, count: int, ways: list[Change]) -> None:
+def _show(model: str, job: PlannedJob, layout: Layout, count: int, ways: list[Change]) -> None:
     out, shape = terminal(), job.shape
     trained = f"LoRA of rank {job.lora_rank}" if job.lora_rank else ("the adapter" if shape.adapter else "all weights")
     name = f"{count} × {layout.device.name}" if count > 1 else layout.device.name

@@ -63,7 +63,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredJudge:
     """What is known of a judge. An estimate is None where no group says anything of it."""
 
     agreement: Estimate | None
@@ -237,11 +237,11 @@ async def judge_groups(
 # ---- what it comes to ------------------------------------------------------------------------------------------------
 
 
-def measure(judged: Sequence[JudgedGroup], *, min_agreement: float = -1.0, equal: float = 0.0) -> Measured:
+def measure(judged: Sequence[JudgedGroup], *, min_agreement: float = -1.0, equal: float = 0.0) -> MeasuredJudge:
     """`equal`: scores that differ by no more count as equal."""
     kept = [one for one in judged if one.answers.agreement >= min_agreement]
     orders = [found for one in kept if (found := _orders(one, equal))]
-    return Measured(
+    return MeasuredJudge(
         agreement=_agreement(orders),
         kappa=_kappa(orders),
         order_bias=_order_bias(judged),

@@ -36,7 +36,7 @@ class Operation:
         self._name = name
         self._given = dict(attributes)
         self._attributes: Attributes = {}
-        self._running: _Running | None = None
+        self._running: _OpenOperation | None = None
 
     def set_attributes(self, **attributes: Any) -> None:
         """Attach attributes to the span."""
@@ -63,7 +63,7 @@ class Operation:
             raise ConfigError("This operation was entered already; make one with operation(…) for each block.")
         self._attributes.update(plain(self._given))
         if trace is not None:
-            self._running = _Running(trace)
+            self._running = _OpenOperation(trace)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -130,7 +130,7 @@ def operation(what: Callable[..., Any] | str | None = None, /, *, name: str | No
     return Operation(what if name is None else name, attributes)
 
 
-class _Running:
+class _OpenOperation:
     """The span of an operation between its start and its end."""
 
     def __init__(self, trace: Trace) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentlightning.engine.queue import Queue
+from agentlightning.engine.queue import RequestQueue
 
 PREFILL_COST = 0.25
 """What a prefill costs however short it is, in steps; measured best on small models between 0.1 and 0.5."""
@@ -13,7 +13,7 @@ KEPT_FREE = 8
 class Admission:
     """Of the requests of a queue, to `most` places in so many slots."""
 
-    def __init__(self, queue: Queue, most: int, slots: int) -> None:
+    def __init__(self, queue: RequestQueue, most: int, slots: int) -> None:
         self._queue = queue
         self._most = most
         self._slots = slots

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from agentlightning.engine.kv_cache import DoesNotFit, KVShape, probe
 from agentlightning.engine.limits import slot_count
 from agentlightning.engine.own_cache import OwnCacheModel, RecomputedModel
-from agentlightning.engine.room import Budget
+from agentlightning.engine.room import BlockBudget
 from agentlightning.engine.slot_model import SlotModel
 from agentlightning.errors import ModelError
 
@@ -28,7 +28,7 @@ class Contexts:
     vocab_size: int
     why_own: str = ""
     """Why they are not in slots of the KV cache; empty if they are."""
-    budget: Budget | None = None
+    budget: BlockBudget | None = None
     """Of memory, in blocks that follow the tokens in use; None where all slots together stay within the limit."""
 
     @property
@@ -98,7 +98,7 @@ def _in_blocks(
     vocab_size = passes.self_check()
     for slot in (0, 1, slots - 1):  # what the check wrote
         passes.cache.clear(slot)
-    return Contexts(passes, slots, vocab_size, budget=Budget(blocks, block))
+    return Contexts(passes, slots, vocab_size, budget=BlockBudget(blocks, block))
 
 
 def _one_by_one(

@@ -23,7 +23,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     """Which one samples, where the model process holds several."""
 
 
-class Sampled(msgspec.Struct, frozen=True, kw_only=True, tag="sampled"):
+class SampledTokens(msgspec.Struct, frozen=True, kw_only=True, tag="sampled"):
     """One more token for each of B streaming requests: arrays have shape [B], `top_*` [B, K]."""
 
     request_ids: list[int]
@@ -37,7 +37,7 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True, tag="sampled"):
     """Of the one request, where it asked for it."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, tag="part"):
+class PartialSample(msgspec.Struct, frozen=True, kw_only=True, tag="part"):
     """What a request sampled under weights that have just changed; it goes on."""
 
     request_id: int
@@ -59,4 +59,4 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     error: str = "EngineError"
 
 
-Event = Sampled | Part | Ended | Failed
+Event = SampledTokens | PartialSample | Ended | Failed

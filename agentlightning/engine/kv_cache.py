@@ -18,7 +18,7 @@ import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from agentlightning.engine.pages import SUPPORTED, Pages, block_tokens
+from agentlightning.engine.pages import SUPPORTED, MemoryPages, block_tokens
 
 SUPPORTED_ATTENTION = ("sdpa", "eager")
 
@@ -80,7 +80,7 @@ class SlotCache(Cache):
         """`paged`: memory of a slot can be given back; its capacity is then a whole number of blocks."""
         super().__init__(layers=[])
         self.capacity = capacity
-        self._paged: list[tuple[Pages, torch.Tensor]] = []
+        self._paged: list[tuple[MemoryPages, torch.Tensor]] = []
         # Layers of one shape lie in one tensor [L, S, C, H, D], so that a slot is copied in one go.
         self._groups: list[torch.Tensor] = []
         by_layer: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -100,7 +100,7 @@ class SlotCache(Cache):
     def _make(self, size: tuple[int, ...], shape: KVShape, *, paged: bool) -> torch.Tensor:
         if not paged:
             return _zeros(size, shape)
-        pages = Pages(math.prod(size) * shape.dtype.itemsize)
+        pages = MemoryPages(math.prod(size) * shape.dtype.itemsize)
         tensor = pages.tensor(size, shape.dtype)
         self._paged.append((pages, tensor))
         return tensor

@@ -21,7 +21,7 @@ SMALLEST_BLOCK = 16
 _NORESERVE = 0x4000  # not among Python's names: addresses alone are asked for, more than there is memory
 
 
-class Pages:
+class MemoryPages:
     """Zeros at new addresses. Raises OSError where the system does not hand out so many."""
 
     def __init__(self, size: int) -> None:

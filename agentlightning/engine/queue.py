@@ -31,7 +31,7 @@ def _account(request: Request) -> Owner:
     return request.policy, owner_of(request)
 
 
-class Queue:
+class RequestQueue:
     """Waiting requests, and what each owner got. A request is in it from `add` to `pop` or `remove`."""
 
     def __init__(self, grammars: Grammars) -> None:

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentlightning.engine.kv_cache import SlotCache
-from agentlightning.engine.slots import Placement, Slots
+from agentlightning.engine.slots import SlotPlacement, Slots
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class BlockBudget:
     """`total` blocks of so many tokens."""
 
     total: int
@@ -30,7 +30,7 @@ class Budget:
 class Room:
     """The blocks of a cache whose memory is limited. It changes slots only by parking and by forgetting idle ones."""
 
-    def __init__(self, cache: SlotCache, slots: Slots, budget: Budget) -> None:
+    def __init__(self, cache: SlotCache, slots: Slots, budget: BlockBudget) -> None:
         self.held = np.zeros(slots.count, dtype=np.int64)
         """Blocks of each slot."""
         self._cache = cache
@@ -42,7 +42,7 @@ class Room:
         """Blocks that nobody holds."""
         return self._budget.total - int(self.held.sum())
 
-    def admit(self, placement: Placement, tokens: int, running: int) -> Placement | None:
+    def admit(self, placement: SlotPlacement, tokens: int, running: int) -> SlotPlacement | None:
         """Room for a prompt, and for one more block of every running request; None: there is none now.
 
         Where it would only fit without the context that it could reuse, it is computed anew.
@@ -54,7 +54,7 @@ class Room:
         if source == slot or self._slots.busy[source] or not self._take(slot, tokens, spare=running):
             return None
         self._shrink(slot, self._blocks(tokens))
-        return Placement(slot, slot, 0)
+        return SlotPlacement(slot, slot, 0)
 
     def grow(self, rows: np.ndarray, oldest_first: Sequence[int]) -> np.ndarray:
         """Room for one more token in each of these slots; those of them that were not parked for it.

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 
 from agentlightning.engine.base import PromptLogprobs, SamplingParams
-from agentlightning.engine.events import Request, Sampled
+from agentlightning.engine.events import Request, SampledTokens
 from agentlightning.engine.grammar import Matcher
 from agentlightning.engine.sampler import Draw, alternatives
-from agentlightning.engine.slots import Placement, Slots
+from agentlightning.engine.slots import SlotPlacement, Slots
 from agentlightning.types.call import Float32Array, Int32Array
 from agentlightning.types.kept import kept_array
 
 
 @dataclass(slots=True)
-class Counters:
+class TokenCounters:
     """Tokens since the engine was made. `cached` are prompt tokens that were not computed again."""
 
     sampled: int = 0
@@ -90,7 +90,7 @@ class Running:
     """Where the prompt's own log-probs are asked for."""
 
     @classmethod
-    def of(cls, request: Request, placement: Placement, matcher: Matcher | None) -> Running:
+    def of(cls, request: Request, placement: SlotPlacement, matcher: Matcher | None) -> Running:
         """A request that begins."""
         seed, wanted = request.params.seed, request.params.prompt_logprobs
         random = None if seed is None else np.random.Generator(np.random.PCG64(seed & (2**64 - 1)))
@@ -217,9 +217,9 @@ def sampled(
     top_ids: Int32Array | None = None,
     top_logprobs: Float32Array | None = None,
     kept: Int32Array | None = None,
-) -> Sampled:
+) -> SampledTokens:
     """The newest token of these requests, rows `indices` of what was drawn."""
-    return Sampled(
+    return SampledTokens(
         request_ids=request_ids,
         ids=drawn.ids[indices],
         logprobs=drawn.logprobs[indices],

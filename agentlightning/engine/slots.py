@@ -25,7 +25,7 @@ WORTH_WAITING = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class SlotPlacement:
     """Where a prompt goes: into `slot`, with the first `reused` tokens taken from `source` (maybe the slot itself)."""
 
     slot: int
@@ -54,7 +54,7 @@ class Slots:
         self._last_use = np.zeros(count, dtype=np.int64)
         self._clock = 0
 
-    def place(self, prompt: Int32Array, policy: int = 0) -> Placement | None:
+    def place(self, prompt: Int32Array, policy: int = 0) -> SlotPlacement | None:
         """The slot for a policy's prompt. None: wait, a running request is computing a longer shared prefix.
 
         At least one slot must be free. The last token of a prompt is never reused: its logits are needed.
@@ -69,13 +69,13 @@ class Slots:
         if promised - reused >= WORTH_WAITING:
             return None
         if not self.busy[source] and reused and reused == self.computed[source]:
-            return Placement(source, source, reused)
+            return SlotPlacement(source, source, reused)
         slot = int(np.where(self.busy, np.iinfo(np.int64).max, self._last_use).argmin())
         if reused < WORTH_COPYING and slot != source:
-            return Placement(slot, slot, 0)
-        return Placement(slot, source, reused)
+            return SlotPlacement(slot, slot, 0)
+        return SlotPlacement(slot, source, reused)
 
-    def occupy(self, placement: Placement, prompt: Int32Array, policy: int = 0) -> None:
+    def occupy(self, placement: SlotPlacement, prompt: Int32Array, policy: int = 0) -> None:
         """Give the slot to a policy's prompt. The cache's keys and values are copied by the caller."""
         slot = placement.slot
         self.tokens[slot, : len(prompt)] = prompt

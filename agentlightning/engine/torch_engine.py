@@ -25,17 +25,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from agentlightning.engine.admission import Admission
 from agentlightning.engine.base import Chunk, EngineInfo
 from agentlightning.engine.contexts import make_contexts
-from agentlightning.engine.events import POLICY, Ended, Event, Failed, Part, Request
+from agentlightning.engine.events import POLICY, Ended, Event, Failed, PartialSample, Request
 from agentlightning.engine.grammar import Grammars
 from agentlightning.engine.limits import check_bias, check_end_ids, check_engine, check_params, check_prompt
 from agentlightning.engine.pieces import of_like_length, piece_tokens, scored_tokens
 from agentlightning.engine.policies import Adapters, Policies
-from agentlightning.engine.queue import Queue
+from agentlightning.engine.queue import RequestQueue
 from agentlightning.engine.room import Room
-from agentlightning.engine.running import Columns, Counters, Running, allowed_tokens, own_draws, sampled, shifts
+from agentlightning.engine.running import Columns, Running, TokenCounters, allowed_tokens, own_draws, sampled, shifts
 from agentlightning.engine.sampler import Draw, RowSettings, draw
 from agentlightning.engine.slot_model import SlotModel
-from agentlightning.engine.slots import NOBODY, Placement, Slots
+from agentlightning.engine.slots import NOBODY, SlotPlacement, Slots
 from agentlightning.engine.stop_strings import StopStrings
 from agentlightning.errors import EngineError
 
@@ -85,14 +85,14 @@ class TorchEngine:
         self.policies = Policies(adapters, version, seed)
         self.policies.mixes = self.contexts.cuts
         self.eos_ids = eos_ids
-        self.counters = Counters()
+        self.counters = TokenCounters()
         self._model = self.contexts.model
         self.vocab_size = self.contexts.vocab_size
         check_end_ids(eos_ids, self.vocab_size)
         self._prefill_tokens = prefill_tokens
         self._piece_tokens = min(piece_tokens(model), prefill_tokens)
         self._scored_tokens = scored_tokens(self.vocab_size)
-        self._queue = Queue(Grammars(tokenizer, self.vocab_size, eos_ids))
+        self._queue = RequestQueue(Grammars(tokenizer, self.vocab_size, eos_ids))
         self._admission = Admission(self._queue, self.max_concurrency, slots)
         self._running: dict[int, Running] = {}
         self._by_slot: list[Running | None] = [None] * slots
@@ -187,7 +187,7 @@ class TorchEngine:
     def _part(self, running: Running) -> Event | None:
         """What a request sampled and did not give out yet."""
         chunk = self._take(running, None, None)
-        return Part(request_id=running.request.request_id, chunk=chunk) if len(chunk.ids) else None
+        return PartialSample(request_id=running.request.request_id, chunk=chunk) if len(chunk.ids) else None
 
     def reseed(self, seed: int, policy: str = POLICY) -> None:
         """Go on for a policy as a fresh engine with this seed would: nothing cached, the same draws for the same
@@ -269,7 +269,7 @@ class TorchEngine:
             self._queue.charge(running.request, sampled - running.charged)
             running.charged = sampled
 
-    def _start(self, request: Request, placement: Placement) -> None:
+    def _start(self, request: Request, placement: SlotPlacement) -> None:
         params, slot, prompt = request.params, placement.slot, request.prompt_ids
         if placement.source != slot:
             self._model.cache.copy(placement.source, slot, placement.reused)

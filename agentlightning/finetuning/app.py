@@ -25,7 +25,7 @@ from agentlightning.finetuning.graders import HttpModels
 from agentlightning.finetuning.jobs import Jobs, Quotas
 from agentlightning.finetuning.keys import Keys
 from agentlightning.finetuning.models import Catalog, Pool
-from agentlightning.finetuning.queue import TRAINING, Queue
+from agentlightning.finetuning.queue import TRAINING, FineTuningQueue
 from agentlightning.finetuning.recipe import BaseModel
 from agentlightning.finetuning.records import Records, Row
 from agentlightning.finetuning.routes import ROUTES, ApiCall, Handler, as_response
@@ -86,7 +86,7 @@ class TrainingServer:
         self.catalog.jobs = self.jobs
         self.catalog.sweep()
         self.keys = Keys(self.records, settings.admin_key)
-        self.queue = Queue(self.jobs, self.blobs, self._models_of, settings.command)
+        self.queue = FineTuningQueue(self.jobs, self.blobs, self._models_of, settings.command)
         self.pool = Pool(settings.loaded_models, settings.max_context)
         self._ahead = ReadAhead()
         self._own_keys: dict[str, str] = {}

@@ -54,11 +54,11 @@ class Blobs:
         return self._folder / sha256
 
     @contextmanager
-    def writing(self) -> Iterator[Incoming]:
+    def writing(self) -> Iterator[IncomingBytes]:
         """Bytes that come in pieces; they are kept where `Incoming.keep` was called."""
         work = self._folder / f".incoming-{secrets.token_hex(8)}"
         with open_private(work, "xb") as file:
-            incoming = Incoming(self, work, file)
+            incoming = IncomingBytes(self, work, file)
             try:
                 yield incoming
             finally:
@@ -77,7 +77,7 @@ class Blobs:
                 raise bad("The parts have another MD5 together.", "md5")
             return incoming.keep()
 
-    def _copy(self, parts: Sequence[str], incoming: Incoming) -> str:
+    def _copy(self, parts: Sequence[str], incoming: IncomingBytes) -> str:
         """The MD5 of what was copied, which is on the disk."""
         digest = hashlib.md5(usedforsecurity=False)
         for sha256 in parts:
@@ -89,7 +89,7 @@ class Blobs:
         return digest.hexdigest()
 
 
-class Incoming:
+class IncomingBytes:
     """Bytes on their way in."""
 
     def __init__(self, blobs: Blobs, work: Path, file: Any) -> None:
@@ -118,7 +118,7 @@ class Incoming:
 class Form:
     """A multipart form with one file, read piece by piece."""
 
-    def __init__(self, kind: str, incoming: Incoming, most: int) -> None:
+    def __init__(self, kind: str, incoming: IncomingBytes, most: int) -> None:
         options = parse_options_header(kind)[1]
         if b"boundary" not in options:
             raise bad("Send the file as a form: Content-Type: multipart/form-data with a boundary.", "file")

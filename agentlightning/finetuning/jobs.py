@@ -19,7 +19,7 @@ from agentlightning.finetuning.graders import parse_grader
 from agentlightning.finetuning.lines import LineError, Lines
 from agentlightning.finetuning.progress import checkpoints_of, metrics_of, written_at
 from agentlightning.finetuning.recipe import BaseModel, take
-from agentlightning.finetuning.records import FINISHED, Event, Records, Row
+from agentlightning.finetuning.records import FINISHED, JobEvent, Records, Row
 from agentlightning.finetuning.requests import JobRequest, read_job
 from agentlightning.finetuning.wire import LOCAL, bad, limit_of, listed, missing, new_id, page
 from agentlightning.gateway.exchange import Refusal
@@ -92,11 +92,11 @@ class Jobs:
                 status="validating_files",
                 created_at=int(time.time()),
             )
-            first = Event(name="created", message=CREATED.format(job))
+            first = JobEvent(name="created", message=CREATED.format(job))
             validating = f"Validating training file: {request.training_file}"
             if request.validation_file:
                 validating += f" and validation file: {request.validation_file}"
-            self.records.say(job, [first, Event(name="validating", message=validating)])
+            self.records.say(job, [first, JobEvent(name="validating", message=validating)])
         return self.get(owner, job)
 
     def _check_grader(self, owner: str, request: JobRequest) -> None:
@@ -129,7 +129,7 @@ class Jobs:
             raise missing("fine-tuning job", job)
         return found
 
-    def change(self, owner: str, job: str, to: str, event: Event, **values: Any) -> Row:
+    def change(self, owner: str, job: str, to: str, event: JobEvent, **values: Any) -> Row:
         """Bring a job into another state. Raises `Refusal` where it cannot follow the one that it is in."""
         row = self.get(owner, job)
         if not self.records.move(job, to, event, **values):
@@ -154,7 +154,7 @@ class Jobs:
         except AgentLightningError as error:
             self.fail(job, str(error), "invalid_job", getattr(error, "param", None))
         else:
-            ready = Event(name="queued", message="Files validated, moving job to queued state")
+            ready = JobEvent(name="queued", message="Files validated, moving job to queued state")
             self.records.move(job, "queued", ready, taken=msgspec.json.encode(taken).decode())
 
     def paths(self, row: Row) -> dict[str, Path]:
@@ -166,7 +166,7 @@ class Jobs:
 
     def fail(self, job: str, message: str, code: str, param: str | None = None) -> None:
         error = msgspec.json.encode({"code": code, "message": message, "param": param}).decode()
-        event = Event(name="failed", message=message, level="error", data={"code": code, "param": param})
+        event = JobEvent(name="failed", message=message, level="error", data={"code": code, "param": param})
         self.records.move(job, "failed", event, error=error, finished_at=int(time.time()))
 
     # ---- what clients see ------------------------------------------------------------------------------------------

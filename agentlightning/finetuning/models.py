@@ -26,7 +26,7 @@ from agentlightning.errors import AgentLightningError, ConfigError, EngineError
 from agentlightning.finetuning.jobs import Jobs, name_of
 from agentlightning.finetuning.progress import checkpoint_of
 from agentlightning.finetuning.recipe import BaseModel
-from agentlightning.finetuning.records import Event
+from agentlightning.finetuning.records import JobEvent
 from agentlightning.finetuning.wire import bad
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.exchange import Refusal
@@ -131,7 +131,7 @@ class Catalog:
             raise bad("A checkpoint is deleted with its model.", "model")
         with self.jobs.records.transaction():
             self.jobs.records.change("jobs", row["id"], model_deleted=1)
-            self.jobs.records.say(row["id"], [Event(name="model_deleted", message=f"The model {name} was deleted")])
+            self.jobs.records.say(row["id"], [JobEvent(name="model_deleted", message=f"The model {name} was deleted")])
         self.sweep()
         return row["id"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from agentlightning.algorithm.checkpoint import CHECKPOINT_FILE, list_checkpoints
 from agentlightning.finetuning.graders.agent import TOTAL
 from agentlightning.finetuning.graders.measures import of_api
-from agentlightning.finetuning.records import Event
+from agentlightning.finetuning.records import JobEvent
 from agentlightning.metrics.jsonl import METRICS_FILE, read_metrics
 
 _TAIL_BYTES = 1 << 18
@@ -85,16 +85,16 @@ def _row(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return found | {name: row[name] for name in seen if row.get(name) is not None}
 
 
-def events_of(rows: Sequence[Mapping[str, Any]]) -> list[Event]:
+def events_of(rows: Sequence[Mapping[str, Any]]) -> list[JobEvent]:
     """One of each step."""
     return [_event(row) for row in rows]
 
 
-def _event(row: Mapping[str, Any]) -> Event:
+def _event(row: Mapping[str, Any]) -> JobEvent:
     measured = ", ".join(f"{words}={row[name]:.4g}" for name, words in _WORDS.items() if name in row)
     total = f"/{row['total_steps']}" if row["total_steps"] else ""
     data = {name: value for name, value in row.items() if name not in ("time", "seconds_left")}
-    return Event(
+    return JobEvent(
         name=f"step/{row['step']}",
         message=f"Step {row['step']}{total}: {measured or 'nothing was measured'}",
         type="metrics",
@@ -120,9 +120,9 @@ def checkpoints_of(folder: Path) -> dict[int, Path]:
     return {step: path for step, path in found.items() if step > 0}
 
 
-def checkpoint_events(folder: Path) -> list[Event]:
+def checkpoint_events(folder: Path) -> list[JobEvent]:
     return [
-        Event(name=f"checkpoint/{step}", message=f"Checkpoint created at step {step}", created_at=written_at(path))
+        JobEvent(name=f"checkpoint/{step}", message=f"Checkpoint created at step {step}", created_at=written_at(path))
         for step, path in checkpoints_of(folder).items()
     ]
 

@@ -24,8 +24,8 @@ from agentlightning.files import atomic_write, make_folder, open_private
 from agentlightning.finetuning.files import RESULTS, Blobs
 from agentlightning.finetuning.jobs import Jobs, name_of, request_of
 from agentlightning.finetuning.progress import checkpoint_events, events_of, metrics_of, table_of
-from agentlightning.finetuning.records import TRANSITIONS, Event, Row
-from agentlightning.finetuning.training import JOB_FILE, LOCK_FILE, OUTCOME_FILE, Job, Outcome
+from agentlightning.finetuning.records import TRANSITIONS, JobEvent, Row
+from agentlightning.finetuning.training import JOB_FILE, LOCK_FILE, OUTCOME_FILE, JobFile, OutcomeFile
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.importing import import_environment
 
@@ -42,7 +42,7 @@ _LAST_WORDS = 2000
 _SWEEP_SECONDS = 60.0
 
 
-class Queue:
+class FineTuningQueue:
     """Runs jobs from `run` on until it is stopped."""
 
     def __init__(
@@ -154,7 +154,7 @@ class Queue:
             self._jobs.fail(job, refusal.message, "invalid_job", refusal.param)
             return
         if row["status"] == "queued":
-            event = Event(
+            event = JobEvent(
                 name="running", message="Fine-tuning job started" if row["step"] < 0 else "Fine-tuning job goes on"
             )
             if not self._records.move(job, "running", event, started_at=time.time()):
@@ -206,7 +206,7 @@ class Queue:
         request, paths = request_of(row), self._jobs.paths(row)
         base = self._jobs.base_of(row["owner"], request.model)
         own = request.chosen.reinforcement
-        job = Job(
+        job = JobFile(
             id=row["id"],
             method=request.chosen,
             taken=msgspec.json.decode(row["taken"]),
@@ -256,11 +256,11 @@ class Queue:
         content = self._blobs.write(table_of(rows, kind))
         with self._records.transaction():
             file = self._jobs.files.add(row["owner"], content, "step_metrics.csv", RESULTS)
-            self._records.say(job, [Event(name="model", message=f"New fine-tuned model created: {name_of(row)}")])
+            self._records.say(job, [JobEvent(name="model", message=f"New fine-tuned model created: {name_of(row)}")])
             self._records.move(
                 job,
                 "succeeded",
-                Event(name="succeeded", message="The job has successfully completed"),
+                JobEvent(name="succeeded", message="The job has successfully completed"),
                 finished_at=int(time.time()),
                 trained_tokens=int(sum(one.get("trained_tokens") or 0 for one in rows)),
                 result_file=file["id"],
@@ -273,7 +273,7 @@ class Queue:
         log = (folder / LOG_FILE).read_bytes()[-_LAST_WORDS:].decode(errors="replace").strip()
         logger.warning("The process of %s died: %s", job, log)
         if self._step(job) > self._begun_at[job]:
-            died = Event(
+            died = JobEvent(
                 name=f"died/{self._step(job)}", level="warn", message="The training process died; it is started again."
             )
             self._records.say(job, [died])
@@ -288,18 +288,18 @@ class Queue:
         return (self._records.row("SELECT step FROM jobs WHERE id = ?", job) or {})["step"]
 
 
-def _taken(row: Row) -> Event:
+def _taken(row: Row) -> JobEvent:
     """The values that are taken for what a client left out."""
     taken: Mapping[str, Any] = msgspec.json.decode(row["taken"])
     shown = ", ".join(f"{name}={value}" for name, value in taken.items())
-    return Event(
+    return JobEvent(
         name="hyperparameters", message=f"Hyperparameters taken: {shown}, seed={request_of(row).seed}", data=taken
     )
 
 
-def _outcome(folder: Path) -> Outcome | None:
+def _outcome(folder: Path) -> OutcomeFile | None:
     try:
-        return msgspec.json.decode((folder / OUTCOME_FILE).read_bytes(), type=Outcome)
+        return msgspec.json.decode((folder / OUTCOME_FILE).read_bytes(), type=OutcomeFile)
     except (OSError, msgspec.MsgspecError):
         return None
 

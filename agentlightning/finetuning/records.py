@@ -57,7 +57,7 @@ CREATE INDEX IF NOT EXISTS events_of_job ON events (job, seq);
 Row = dict[str, Any]
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Something that is said of a job. `name` tells it from all others of the job."""
 
     name: str
@@ -134,7 +134,7 @@ class Records:
 
     # ---- jobs ------------------------------------------------------------------------------------------------------
 
-    def move(self, job: str, to: str, event: Event | None = None, **values: Any) -> bool:
+    def move(self, job: str, to: str, event: JobEvent | None = None, **values: Any) -> bool:
         """Bring a job into another state, if it may follow the one that it is in: what becomes of the row with it, and
         what is said of it. False if it may not."""
         before = sorted(TRANSITIONS[to])
@@ -149,7 +149,7 @@ class Records:
                 self.say(job, [msgspec.structs.replace(event, name=f"{event.name}/{turn}")])
         return bool(moved)
 
-    def say(self, job: str, events: Sequence[Event]) -> None:
+    def say(self, job: str, events: Sequence[JobEvent]) -> None:
         """Add events to a job's; those that are there already stay as they are."""
         with self.transaction():
             for event in events:

@@ -18,8 +18,8 @@ from agentlightning.finetuning.graders import HttpModels, run_grader, validate_g
 from agentlightning.finetuning.jobs import Jobs, Quotas
 from agentlightning.finetuning.keys import ADMIN, Keys
 from agentlightning.finetuning.models import Catalog, Pool
-from agentlightning.finetuning.queue import Queue
-from agentlightning.finetuning.records import Event, Records
+from agentlightning.finetuning.queue import FineTuningQueue
+from agentlightning.finetuning.records import JobEvent, Records
 from agentlightning.finetuning.wire import bad, listed, missing, new_id, page
 from agentlightning.gateway.exchange import Refusal
 
@@ -38,7 +38,7 @@ class Services(Protocol):
     catalog: Catalog
     jobs: Jobs
     keys: Keys
-    queue: Queue
+    queue: FineTuningQueue
     pool: Pool
 
     def models(self, owner: str) -> HttpModels:
@@ -241,14 +241,14 @@ async def get_job(call: ApiCall) -> Any:
 
 
 async def cancel_job(call: ApiCall) -> Any:
-    event = Event(name="cancelled", message="The job was cancelled")
+    event = JobEvent(name="cancelled", message="The job was cancelled")
     row = call.server.jobs.change(call.owner, call.id, "cancelled", event, finished_at=int(time.time()))
     call.server.queue.kill(call.id)
     return call.server.jobs.seen(row)
 
 
 async def pause_job(call: ApiCall) -> Any:
-    event = Event(name="paused", message="The job is paused: it stops after the step under way, with a checkpoint")
+    event = JobEvent(name="paused", message="The job is paused: it stops after the step under way, with a checkpoint")
     row = call.server.jobs.change(call.owner, call.id, "paused", event)
     call.server.queue.pause(call.id)
     return call.server.jobs.seen(row)
@@ -258,7 +258,7 @@ async def resume_job(call: ApiCall) -> Any:
     jobs = call.server.jobs
     if (status := jobs.get(call.owner, call.id)["status"]) != "paused":
         raise bad(f"The job is {status}, so it cannot be resumed.", "fine_tuning_job_id", "invalid_state")
-    row = jobs.change(call.owner, call.id, "queued", Event(name="resumed", message="The job was resumed"))
+    row = jobs.change(call.owner, call.id, "queued", JobEvent(name="resumed", message="The job was resumed"))
     call.server.queue.wake()
     return jobs.seen(row)
 

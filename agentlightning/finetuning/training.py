@@ -48,7 +48,7 @@ MODELS_URL, MODELS_KEY = "AGL_JOB_MODELS_URL", "AGL_JOB_MODELS_KEY"
 JOB_FILE, OUTCOME_FILE, LOCK_FILE = "job.json", "outcome.json", "process.lock"
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     """What `job.json` says."""
 
     id: str
@@ -64,7 +64,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Where the agent is that is trained: `file.py:agent`."""
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class OutcomeFile(msgspec.Struct, frozen=True, kw_only=True):
     """What `outcome.json` says."""
 
     status: str
@@ -97,21 +97,21 @@ def main() -> None:
         lock.flush()
         if select.select([0], [], [], 0)[0] and not os.read(0, 1):  # the server that wanted this died meanwhile
             return
-        outcome = run_sync(_outcome(folder, msgspec.json.decode((folder / JOB_FILE).read_bytes(), type=Job)))
+        outcome = run_sync(_outcome(folder, msgspec.json.decode((folder / JOB_FILE).read_bytes(), type=JobFile)))
         atomic_write(folder / OUTCOME_FILE, msgspec.json.encode(outcome).decode())
 
 
-async def _outcome(folder: Path, job: Job) -> Outcome:
+async def _outcome(folder: Path, job: JobFile) -> OutcomeFile:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     threading.Thread(target=_watch_input, args=(loop, stop), daemon=True).start()
     try:
         result = await _train(folder, job, stop)
     except LineError as error:
-        return Outcome(status="failed", code="invalid_training_file", message=str(error), param="training_file")
+        return OutcomeFile(status="failed", code="invalid_training_file", message=str(error), param="training_file")
     except AgentLightningError as error:
-        return Outcome(status="failed", code="training_failed", message=str(error))
-    return Outcome(status="stopped" if result.stopped else "succeeded")
+        return OutcomeFile(status="failed", code="training_failed", message=str(error))
+    return OutcomeFile(status="stopped" if result.stopped else "succeeded")
 
 
 def _watch_input(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
@@ -120,7 +120,7 @@ def _watch_input(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     loop.call_soon_threadsafe(stop.set)
 
 
-async def _train(folder: Path, job: Job, stop: asyncio.Event) -> Any:
+async def _train(folder: Path, job: JobFile, stop: asyncio.Event) -> Any:
     kind = job.method.type
     train = Lines(Path(job.training_file), job.method.lines)
     val = None if job.validation_file is None else Lines(Path(job.validation_file), job.method.lines)
@@ -141,7 +141,7 @@ async def _train(folder: Path, job: Job, stop: asyncio.Event) -> Any:
     return await trainer.fit_async(_agent(job), train, val, stop=stop)
 
 
-def _models(job: Job) -> dict[str, Provider]:
+def _models(job: JobFile) -> dict[str, Provider]:
     """The models that the job's grader asks, which the server has."""
     method = job.method.reinforcement
     if method is None or method.grader is None:
@@ -151,7 +151,7 @@ def _models(job: Job) -> dict[str, Provider]:
     return {name: Provider(base_url=url, api_key=key, model=name) for name in names}
 
 
-def _agent(job: Job) -> LitAgent[Any]:
+def _agent(job: JobFile) -> LitAgent[Any]:
     if job.agent is not None:
         return load_agent(job.agent)
     method = job.method.reinforcement
@@ -169,7 +169,7 @@ def _with_validation(settings: TrainingSettings, kind: str, val: Lines | None) -
     return replace(settings, parts=(ValidationLoss(examples=val, episodes_of=episodes_of),))
 
 
-def _trackers(job: Job, folder: Path) -> list[Sink]:
+def _trackers(job: JobFile, folder: Path) -> list[Sink]:
     return [WandbSink(**_of_wandb(one), folder=folder) for one in job.integrations]
 
 

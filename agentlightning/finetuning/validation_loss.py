@@ -27,10 +27,10 @@ class ValidationLoss(Part):
     """Makes the rollouts of an example, as in training."""
 
     def in_run(self, run: RunScope) -> RunHooks:
-        return _Measures(self, run)
+        return _ValidationMeasures(self, run)
 
 
-class _Measures(RunHooks):
+class _ValidationMeasures(RunHooks):
     def __init__(self, part: ValidationLoss, run: RunScope) -> None:
         self._part = part
         self._run = run

@@ -18,14 +18,14 @@ from agentlightning.errors import ConfigError, ConflictError, GatewayError, NotF
 from agentlightning.gateway.attempts import Attempts, AttemptSummary, LiveAttempt
 from agentlightning.gateway.dialects import DIALECTS, Dialect
 from agentlightning.gateway.exchange import Refusal
-from agentlightning.gateway.history.memory import Budget
+from agentlightning.gateway.history.memory import SessionBudget
 from agentlightning.gateway.history.restore import restore
 from agentlightning.gateway.history.session import Session
 from agentlightning.gateway.history.shared import Shared
 from agentlightning.gateway.large.requests import LargeRequests
 from agentlightning.gateway.large.wire import Measure
 from agentlightning.gateway.limits import RequestLimits, freeze_heap
-from agentlightning.gateway.recording.journal import Journal
+from agentlightning.gateway.recording.journal import CallJournal
 from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.routing.models import AttemptLimits, Frozen, Model, Selection, Trained, check_models
 from agentlightning.gateway.routing.spending import Account
@@ -156,7 +156,7 @@ class Gateway:
         self._large = LargeRequests(request_limits or RequestLimits())
         self._memory = Shared(self._large.limits.history_total_bytes)
         self._attempts = Attempts(store, self._session, self._restore, self._memory, idle_seconds=idle_seconds)
-        self._journal = None if journal is None else Journal(journal)
+        self._journal = None if journal is None else CallJournal(journal)
         self._recorder = Recorder(store, self._attempts.mark_lost, self._journal)
         self._store = store
         self._instance = random_hex(8)
@@ -247,7 +247,7 @@ class Gateway:
         """Whether a request is a runner's, or asks for health: those have connections in reserve."""
         return self._app.trusts(scope)
 
-    async def _continue(self, journal: Journal) -> None:
+    async def _continue(self, journal: CallJournal) -> None:
         """Take over from the gateway that used the journal: the attempts that it lost answers of are done again.
 
         Nobody can finish them before: that takes a gateway.
@@ -415,7 +415,7 @@ class Gateway:
         rendering = model.rendering if isinstance(model, Frozen | Trained) else self._rendering
         assert rendering is not None, "only samplers have sessions"
         limits = self._large.limits
-        budget = Budget(limits.history_messages, limits.history_bytes)
+        budget = SessionBudget(limits.history_messages, limits.history_bytes)
         return Session(rendering, rerender=self._rerender, budget=budget, shared=self._memory)
 
     async def _restore(self, live: LiveAttempt, only: str | None) -> None:

@@ -57,7 +57,7 @@ class _Moments:
         )
 
 
-class Critic:
+class ValueHead:
     """Predicts the return from each state. Before its first step it predicts 0 everywhere."""
 
     def __init__(self, hidden_size: int, device: torch.device) -> None:

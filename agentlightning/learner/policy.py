@@ -43,7 +43,7 @@ class LoraSpec:
     """Of a new adapter's weights."""
 
 
-class Adapters(Protocol):
+class PolicyAdapters(Protocol):
     """The adapters of several policies on one model; see `learner.adapters`."""
 
     names: list[str]
@@ -73,7 +73,7 @@ class Policy:
     peft: Any = None
     """The `PeftModel` around `model`, if the policy is an adapter."""
     metadata: dict[str, Any] = field(default_factory=dict)
-    adapters: Adapters | None = None
+    adapters: PolicyAdapters | None = None
     """Where several policies share `model`: all their adapters."""
     adapter: str = ""
     """Which of them is this policy's."""

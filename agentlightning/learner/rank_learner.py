@@ -33,7 +33,7 @@ from agentlightning.learner.catalog import compares_siblings
 from agentlightning.learner.forward import Scores, why_no_tree
 from agentlightning.learner.optimizer import whole
 from agentlightning.learner.policy import Policy
-from agentlightning.learner.split import Part, split_batch
+from agentlightning.learner.split import RankPart, split_batch
 from agentlightning.learner.tensor_parallel import check_parallel, spread
 from agentlightning.learner.torch_learner import TorchLearner
 from agentlightning.learner.trial import measure, relative_error, tolerance, try_trees
@@ -141,12 +141,12 @@ class RankLearner(TorchLearner):
                 "rank. Leave tensor_parallel out."
             )
 
-    def _part(self, batch: PackedBatch, *, whole_groups: bool = False) -> Part:
+    def _part(self, batch: PackedBatch, *, whole_groups: bool = False) -> RankPart:
         parts = split_batch(batch, self.ranks // self._tensor_parallel, whole_groups=whole_groups)
         return parts[self.rank // self._tensor_parallel]
 
     def _gathered(
-        self, mine_E: Float32Array, part: Part, count: int, sums: Sequence[float] = ()
+        self, mine_E: Float32Array, part: RankPart, count: int, sums: Sequence[float] = ()
     ) -> tuple[Float32Array, list[float]]:
         """Every entry's value, and sums over the parts: of those that compute one together, the first says it."""
         together = torch.zeros(count + len(sums), dtype=torch.float64)

@@ -18,7 +18,7 @@ from agentlightning.learner.base import PackedBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class RankPart:
     """What one rank computes. An idle rank gets one token that counts nothing, as all ranks compute together."""
 
     batch: PackedBatch
@@ -26,7 +26,7 @@ class Part:
     """Which entries of the whole batch these are; empty for an idle rank."""
 
 
-def split_batch(batch: PackedBatch, parts: int, *, whole_groups: bool = False) -> list[Part]:
+def split_batch(batch: PackedBatch, parts: int, *, whole_groups: bool = False) -> list[RankPart]:
     """So many parts of about the same number of tokens. The same batch is always cut in the same way."""
     units = _units(batch, whole_groups=whole_groups)
     ends_S = np.append(batch.starts_S[1:], len(batch.ids_N))
@@ -64,7 +64,7 @@ def _above(parents_S: np.ndarray) -> np.ndarray:
     return above
 
 
-def _part(batch: PackedBatch, kept_S: np.ndarray, entries: np.ndarray) -> Part:
+def _part(batch: PackedBatch, kept_S: np.ndarray, entries: np.ndarray) -> RankPart:
     """These entries and segments as a batch of their own."""
     segment_N = np.searchsorted(batch.starts_S, np.arange(len(batch.ids_N)), side="right") - 1
     kept_N = kept_S[segment_N]
@@ -83,20 +83,20 @@ def _part(batch: PackedBatch, kept_S: np.ndarray, entries: np.ndarray) -> Part:
             "source_E": node_N[batch.source_E[entries]].astype(np.int32),
         },
     )
-    return Part(part, entries)
+    return RankPart(part, entries)
 
 
 def _some(values_E: np.ndarray | None, entries: np.ndarray) -> np.ndarray | None:
     return None if values_E is None else values_E[entries]
 
 
-def _idle(batch: PackedBatch) -> Part:
+def _idle(batch: PackedBatch) -> RankPart:
     first = np.array([0])
     zero = np.zeros(1, dtype=np.float32)
     kept_S = np.zeros(len(batch.starts_S), dtype=np.bool_)
     kept_S[0] = True
     alone = _part(msgspec.structs.replace(batch, source_E=np.zeros_like(batch.source_E)), kept_S, first).batch
-    return Part(
+    return RankPart(
         msgspec.structs.replace(
             alone, ids_N=alone.ids_N[:1], positions_N=alone.positions_N[:1], weights_E=zero, advantages_E=zero
         ),

@@ -27,7 +27,7 @@ from agentlightning.learner.base import (
     PassResult,
     StepResult,
 )
-from agentlightning.learner.critic import Critic
+from agentlightning.learner.critic import ValueHead
 from agentlightning.learner.forward import Scores, distributions, score, why_no_tree
 from agentlightning.learner.guard import MOST_HALVINGS, divergence, probes_of
 from agentlightning.learner.loss import Entries, compute_loss
@@ -64,9 +64,9 @@ class TorchLearner:
         """Of the gradient that is being added up."""
         self._routing: RoutingReplay | None = None
         """None: nothing was ever kept."""
-        self._critic: Critic | None = None
+        self._critic: ValueHead | None = None
         if self.options.critic:
-            self._critic = Critic(policy.model.config.get_text_config().hidden_size, policy.device)
+            self._critic = ValueHead(policy.model.config.get_text_config().hidden_size, policy.device)
         self._reference: PreTrainedModel | None = None
         self._moved = False
         """The reference is no longer what it was loaded as."""

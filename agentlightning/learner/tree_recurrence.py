@@ -41,7 +41,7 @@ def recurrent_layers(model: nn.Module) -> list[nn.Module]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Group:
+class SegmentGroup:
     """Segments at the same depth and of like length, computed in one padded call."""
 
     segments: tuple[int, ...]
@@ -58,7 +58,7 @@ class Group:
 class RecurrencePlan:
     """Which segments are computed together, parents before children."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[SegmentGroup, ...]
     places_N: Tensor
     """Where each token is in what the groups give, one after the other."""
     handed_on: frozenset[int]
@@ -68,7 +68,7 @@ class RecurrencePlan:
 def plan_recurrence(batch: PackedBatch, device: torch.device, max_waste: float = 1.3) -> RecurrencePlan:
     """Group segments of one depth by length; padding adds at most a factor `max_waste` to a group's longest segment."""
     lengths_S = np.diff(np.append(batch.starts_S, len(batch.ids_N)))
-    groups: list[Group] = []
+    groups: list[SegmentGroup] = []
     places_N, given = np.zeros(len(batch.ids_N), dtype=np.int64), 0
     for segments in _alike(batch.parents_S.tolist(), lengths_S.tolist(), max_waste):
         lengths_C1, starts_C1 = lengths_S[segments, None], batch.starts_S[segments, None]
@@ -77,7 +77,7 @@ def plan_recurrence(batch: PackedBatch, device: torch.device, max_waste: float =
         places_N[nodes_CL[own_CL]] = given + np.flatnonzero(own_CL)
         given += own_CL.size
         groups.append(
-            Group(
+            SegmentGroup(
                 segments=tuple(segments),
                 parents=tuple(p for p in batch.parents_S[segments].tolist() if p >= 0),
                 lengths=tuple(lengths_S[segments].tolist()),
@@ -109,7 +109,7 @@ class _Branches:
     """
 
     def __init__(self) -> None:
-        self.group: Group
+        self.group: SegmentGroup
         self.inputs_S: dict[int, Tensor] = {}
         """By segment that was computed, the last inputs of the convolution, [D, K - 1]."""
         self.states_S: dict[int, Tensor] = {}

@@ -31,7 +31,7 @@ from agentlightning.keys import ALL_SCOPES, REWARDS
 from agentlightning.litagent import placeholders, view
 from agentlightning.litagent.isolation import Container, Isolation, check_isolation, isolated
 from agentlightning.litagent.known_agents import KNOWN_AGENTS, KnownAgent, with_llm
-from agentlightning.litagent.kubernetes import Kubernetes, Work, run_job
+from agentlightning.litagent.kubernetes import AttemptWork, Kubernetes, run_job
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.litagent.process import Captured, Finished, Limits, run_command
 from agentlightning.litagent.program_words import (
@@ -253,7 +253,7 @@ class Program(LitAgent[Any]):
     ) -> Finished:
         """Run a command where programs run, to its end."""
         if isinstance(self._isolation, Kubernetes):
-            work = Work.of(rollout, part, command, folder, environment, stdin)
+            work = AttemptWork.of(rollout, part, command, folder, environment, stdin)
             return await run_job(self._isolation, work, folder=folder, limits=limits, captured=captured)
         async with isolated(self._isolation, command, folder, environment, readable, left) as wrapped:
             return await run_command(

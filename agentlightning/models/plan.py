@@ -48,7 +48,7 @@ HOST_MEMORY = 2e10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class PlannedJob:
     """What is to be trained, and how."""
 
     shape: ModelShape
@@ -117,7 +117,7 @@ class Layout:
         return sum(self.seconds.values())
 
 
-def learner_memory(job: Job) -> dict[str, int]:
+def learner_memory(job: PlannedJob) -> dict[str, int]:
     """Bytes of what learns, by what they are for."""
     shape, tokens = job.shape, job.pass_tokens
     weights = shape.parameters * job.each
@@ -131,12 +131,12 @@ def learner_memory(job: Job) -> dict[str, int]:
     return {"weights": weights, "gradients and optimiser": state, "activations": activations, "logits": logits}
 
 
-def context_bytes(job: Job) -> int:
+def context_bytes(job: PlannedJob) -> int:
     """Keys and values of one whole context."""
     return job.shape.kv_numbers * job.each * job.context
 
 
-def sampling_seconds(job: Job, device: Hardware, backend: str, engines: int, wide: int, at_once: int) -> float:
+def sampling_seconds(job: PlannedJob, device: Hardware, backend: str, engines: int, wide: int, at_once: int) -> float:
     """Of a step's rollouts on so many engines, each `wide` devices.
 
     Prompts are arithmetic, 2 P per token (Kaplan et al., arXiv 2001.08361, section 2.1), once per task as siblings
@@ -156,7 +156,7 @@ def sampling_seconds(job: Job, device: Hardware, backend: str, engines: int, wid
     return prefill + math.ceil(share / batch) * job.response * token
 
 
-def learning_seconds(job: Job, device: Hardware, learners: int) -> float:
+def learning_seconds(job: PlannedJob, device: Hardware, learners: int) -> float:
     """Of one update: 6 P per token (Kaplan et al.), 4 P where the weights are frozen, a forward more with gradient
     checkpointing; and the scores of attention, 2 C per unit of width in a forward, causal. With an optimiser on the
     host each pass's gradients go there, weights come back, and AdamW moves what it reads and writes.
@@ -171,7 +171,7 @@ def learning_seconds(job: Job, device: Hardware, learners: int) -> float:
     return computing + shape.parameters * (moves * job.each / HOST_BANDWIDTH + STEPPED / HOST_MEMORY)
 
 
-def layouts(job: Job, device: Hardware, count: int) -> Iterator[Layout]:
+def layouts(job: PlannedJob, device: Hardware, count: int) -> Iterator[Layout]:
     """The ways to place a job on so many of a device."""
     yield embedded(job, device)
     if device.is_gpu:
@@ -182,7 +182,7 @@ def layouts(job: Job, device: Hardware, count: int) -> Iterator[Layout]:
             yield vllm_apart(job, device, count, 1 << doublings)
 
 
-def embedded(job: Job, device: Hardware) -> Layout:
+def embedded(job: PlannedJob, device: Hardware) -> Layout:
     """Engine and learner in one process, on one set of weights."""
     context = context_bytes(job)
     at_once = min(CACHE_BYTES // context, 2 * job.concurrency)
@@ -197,13 +197,13 @@ def embedded(job: Job, device: Hardware) -> Layout:
     )  # fmt: skip
 
 
-def vllm_beside(job: Job, device: Hardware) -> Layout:
+def vllm_beside(job: PlannedJob, device: Hardware) -> Layout:
     """One GPU for both: a server takes its share of it, the learner the rest."""
     room = int(device.memory * VLLM_SHARE)
     return _with_servers(job, device, 1, 1, room, {"learner": device.memory - room})
 
 
-def vllm_apart(job: Job, device: Hardware, count: int, learners: int = 1) -> Layout:
+def vllm_apart(job: PlannedJob, device: Hardware, count: int, learners: int = 1) -> Layout:
     """Some GPUs learn, one rank each; the others sample, as many together as the weights need."""
     room, wide, others = int(device.memory * VLLM_ALONE), 1, count - learners
     weights = job.shape.parameters * job.each
@@ -212,7 +212,7 @@ def vllm_apart(job: Job, device: Hardware, count: int, learners: int = 1) -> Lay
     return _with_servers(job, device, others // wide, wide, room, {"learner": device.memory}, learners)
 
 
-def rank_memory(job: Job, ranks: int) -> dict[str, int]:
+def rank_memory(job: PlannedJob, ranks: int) -> dict[str, int]:
     """Bytes of the first of so many ranks, which has the whole model besides its share of it: what it publishes. Each
     computes about its share of a pass."""
     alone = learner_memory(job)
@@ -222,7 +222,7 @@ def rank_memory(job: Job, ranks: int) -> dict[str, int]:
 
 
 def _with_servers(
-    job: Job, device: Hardware, replicas: int, wide: int, room: int, limits: dict[str, int], learners: int = 1
+    job: PlannedJob, device: Hardware, replicas: int, wide: int, room: int, limits: dict[str, int], learners: int = 1
 ) -> Layout:
     weights = job.shape.parameters * job.each
     left = room - weights // wide - ENGINE_EXTRA
@@ -247,7 +247,7 @@ def _with_servers(
     )  # fmt: skip
 
 
-def best(job: Job, device: Hardware, count: int) -> Layout:
+def best(job: PlannedJob, device: Hardware, count: int) -> Layout:
     """The fastest layout that fits; of those that do not, the one that lacks least."""
     return min(layouts(job, device, count), key=lambda layout: (not layout.fits, _missing(layout), layout.step_seconds))
 
@@ -267,7 +267,7 @@ class Change:
     layout: Layout
 
 
-def changes(job: Job, device: Hardware, count: int) -> Iterator[Change]:
+def changes(job: PlannedJob, device: Hardware, count: int) -> Iterator[Change]:
     """What lets a job fit that does not: the smallest change of settings, and beside one that offloads, and so takes
     longer, the smallest that trains an adapter; and the smallest GPU in the table.
     """
@@ -288,7 +288,7 @@ def changes(job: Job, device: Hardware, count: int) -> Iterator[Change]:
             break
 
 
-def _smaller(job: Job) -> Iterator[tuple[dict[str, object], Job]]:
+def _smaller(job: PlannedJob) -> Iterator[tuple[dict[str, object], PlannedJob]]:
     """From what costs little to what changes the training."""
     saves: dict[str, object] = {"gradient_checkpointing": True}
     passes: dict[str, object] = {"tokens_per_batch": max(2048, job.context)}

@@ -16,7 +16,7 @@ from agentlightning.rendering.messages import Message, Tool
 from agentlightning.types.call import Int32Array
 
 
-class Source(msgspec.Struct, frozen=True):
+class RenderingSource(msgspec.Struct, frozen=True):
     """Where a rendering was loaded: `load_rendering(path, renderer)` gives the same one in another process."""
 
     path: str
@@ -25,9 +25,9 @@ class Source(msgspec.Struct, frozen=True):
     """Of the chat template, as JSON: those of `Rendering.with_arguments`."""
 
     @property
-    def base(self) -> Source:
+    def base(self) -> RenderingSource:
         """Without arguments."""
-        return Source(self.path, self.renderer)
+        return RenderingSource(self.path, self.renderer)
 
 
 class ParsedCall(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from agentlightning.errors import ModelError
-from agentlightning.rendering.base import Parsed, ParsedCall, Source
+from agentlightning.rendering.base import Parsed, ParsedCall, RenderingSource
 from agentlightning.rendering.control import SEAM, ControlTokens
 from agentlightning.rendering.forms import (
     BARE_FORM,
@@ -68,7 +68,7 @@ class RenderersRendering:
         arguments: of the chat template, that `vary` makes other renderers by.
         """
         self.name = name
-        self.source: Source | None = None
+        self.source: RenderingSource | None = None
         self.parses_tools = parses_tools
         self.arguments = arguments
         self._vary = vary

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.errors import ModelError
-from agentlightning.rendering.base import Source
+from agentlightning.rendering.base import RenderingSource
 from agentlightning.rendering.library import BARE, MARKED, RenderersRendering
 from agentlightning.rendering.probes import PROBE_TOOLS, agrees, tools_survive
 from agentlightning.rendering.template import FORMATS, Format, TemplateRenderer
@@ -36,7 +36,7 @@ def load_rendering(path: str, renderer: str | None = None) -> RenderersRendering
     tools would not be understood.
     """
     found = _load(path, renderer)
-    found.source = Source(path, renderer)
+    found.source = RenderingSource(path, renderer)
     return found
 
 

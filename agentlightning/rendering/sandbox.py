@@ -134,7 +134,7 @@ class Bounded(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(["+", "-", "*", "**", "/", "//", "%"])
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        return _Counted().visit(super()._parse(source, name, filename))
+        return _CountedLoops().visit(super()._parse(source, name, filename))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         _check_operation(operator, left, right)
@@ -170,7 +170,7 @@ class Bounded(ImmutableSandboxedEnvironment):
         return "".join(texts)
 
 
-class _Counted:
+class _CountedLoops:
     """Rewrites a template so that its loops, macros and `~` go through the environment."""
 
     def visit(self, tree: nodes.Template) -> nodes.Template:

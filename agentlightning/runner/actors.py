@@ -37,7 +37,7 @@ _AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RunnerWork:
     """What a runner is given."""
 
     agent: Sent
@@ -66,7 +66,7 @@ class RunnerActor:
         """Claim no more; what it runs is finished, and `run` returns."""
         self._stop.set()
 
-    async def run(self, work: Work, address: Address, worker_id: str) -> None:
+    async def run(self, work: RunnerWork, address: Address, worker_id: str) -> None:
         """Claim and run rollouts until it has done its `max_rollouts` or is to leave."""
         await serve_rollouts(
             work.agent.agent(),
@@ -83,7 +83,7 @@ class RunnerActor:
 class RunnerActors:
     """`start` when the store is served, `watch` beside the algorithm; `pause` before the store goes; then `stop`."""
 
-    def __init__(self, count: int, work: Work, options: RayOptions) -> None:
+    def __init__(self, count: int, work: RunnerWork, options: RayOptions) -> None:
         self._count = count
         self._work = work
         self._options = options

@@ -21,7 +21,7 @@ _PACKAGE = Path(__file__).parents[1]
 _OURS = tuple(f"{_PACKAGE / name}{os.sep}" for name in ("runner", "litagent"))
 
 
-class AttemptSummary(Protocol):
+class GatewaySummary(Protocol):
     """What the gateway saw of an attempt."""
 
     @property
@@ -75,7 +75,7 @@ class Ending:
     """What the agent, its tracer or its judge raised."""
 
 
-def with_gateway(ending: Ending, summary: AttemptSummary) -> Ending:
+def with_gateway(ending: Ending, summary: GatewaySummary) -> Ending:
     """What the gateway knows better: a failure that was the system's, or the end of what the agent may use.
 
     An attempt whose calls are not all recorded is tried again, however its agent ended: what it earned belongs to calls
@@ -116,7 +116,7 @@ def _with_hint(ending: Ending, *, heard: bool) -> Ending:
     return replace(ending, error="\n".join(filter(None, (message, hint, way))))
 
 
-def _unanswered(ending: Ending, summary: AttemptSummary) -> Ending | None:
+def _unanswered(ending: Ending, summary: GatewaySummary) -> Ending | None:
     """How an attempt ended all of whose model calls were refused: whatever it earned, the model has no part in it."""
     if summary.refused is None or summary.calls or summary.forwarded or summary.limit:
         return None

@@ -34,14 +34,14 @@ from agentlightning.errors import (
 from agentlightning.litagent import LitAgent
 from agentlightning.litagent.resources import GivenResources
 from agentlightning.runner.air import air
-from agentlightning.runner.endings import AttemptSummary, Ending, describe, storable, with_gateway
+from agentlightning.runner.endings import Ending, GatewaySummary, describe, storable, with_gateway
 from agentlightning.runner.executor import agent_loop, run_in_thread
 from agentlightning.runner.presence import Presence, RunningAttempt
 from agentlightning.runner.same_folder import same_folder
 from agentlightning.runner.tracing import opened_trace
 from agentlightning.store.base import LightningStore
 from agentlightning.store.operations.codec import encode_seen
-from agentlightning.tracer import Access, OtelTracer, Trace, Tracer, current_agent_name, instrument
+from agentlightning.tracer import GatewayAccess, OtelTracer, Trace, Tracer, current_agent_name, instrument
 from agentlightning.types import (
     DEFAULT_TIMEOUT_SECONDS,
     LLM,
@@ -97,7 +97,7 @@ class ModelAccess(Protocol):
         """
         ...
 
-    async def close_attempt(self, rollout_id: str, attempt_id: str) -> AttemptSummary:
+    async def close_attempt(self, rollout_id: str, attempt_id: str) -> GatewaySummary:
         """Returns when all calls of the attempt are in the store."""
         ...
 
@@ -408,7 +408,7 @@ class LitAgentRunner:
         else:
             bound = self._gateway.bind(resource, rollout_id, attempt_id, self._ready_agent().key_scopes)
         if bound.api_key is not None and trace.access is None:
-            trace.access = Access(bound.endpoint, bound.api_key)
+            trace.access = GatewayAccess(bound.endpoint, bound.api_key)
             instrument(current_agent_name)  # of what the agent has loaded since
         return bound
 

@@ -17,9 +17,9 @@ from agentlightning.errors import StoreError
 from agentlightning.store import queries
 from agentlightning.store.base import UNSET, Capabilities, LightningStore, Statistics, Unset
 from agentlightning.store.database import counters
-from agentlightning.store.database.jobs import Turn
+from agentlightning.store.database.jobs import JobTurn
 from agentlightning.store.database.notify import Notifier
-from agentlightning.store.database.transaction import Operation, Transaction
+from agentlightning.store.database.transaction import Transaction, TransactionOperation
 from agentlightning.store.given import Given, takes
 from agentlightning.store.operations import attempts, calls, records, retention, rollouts, runs, workers
 from agentlightning.store.operations import query as searches
@@ -72,14 +72,14 @@ class Database(Protocol):
 
     def write(
         self,
-        operation: Operation[T],
+        operation: TransactionOperation[T],
         undo: Callable[[T], None] | None = None,
         rollout_ids: Collection[str] = (),
-        turn: Turn = Turn.OTHER,
+        turn: JobTurn = JobTurn.OTHER,
         lane: str | None = None,
     ) -> asyncio.Future[T]: ...
 
-    def read(self, operation: Operation[T]) -> asyncio.Future[T]: ...
+    def read(self, operation: TransactionOperation[T]) -> asyncio.Future[T]: ...
 
     async def close(self) -> None: ...
 
@@ -151,15 +151,15 @@ class SqlLightningStore(LightningStore):
                 self._notifier.again(waiter)
 
     async def _claimed(
-        self, operation: Operation[list[AttemptedRollout]], worker_id: str | None, lane: str | None
+        self, operation: TransactionOperation[list[AttemptedRollout]], worker_id: str | None, lane: str | None
     ) -> list[AttemptedRollout]:
         """Leases begin when claims are made; where it took long until they are answered, they begin anew."""
-        claims = await self._db.write(operation, self._give_back, turn=Turn.CLAIM, lane=lane)
+        claims = await self._db.write(operation, self._give_back, turn=JobTurn.CLAIM, lane=lane)
         if claims and worker_id is not None:
             heard = min(claim.attempt.last_heartbeat_time or 0.0 for claim in claims)
             if time.time() - heard > LATE_SECONDS:
                 held = [claim.attempt.attempt_id for claim in claims]
-                renewed = self._db.write(workers.Heartbeat(worker_id, attempt_ids=held), turn=Turn.ALIVE)
+                renewed = self._db.write(workers.Heartbeat(worker_id, attempt_ids=held), turn=JobTurn.ALIVE)
                 renewed.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody waits for it
         return claims
 
@@ -337,7 +337,7 @@ class SqlLightningStore(LightningStore):
         heartbeat_stats: dict[str, Any] | Unset = UNSET,
         attempt_ids: Sequence[str] | None = None,
     ) -> Worker:
-        return await self._db.write(workers.Heartbeat(worker_id, heartbeat_stats, attempt_ids), turn=Turn.ALIVE)
+        return await self._db.write(workers.Heartbeat(worker_id, heartbeat_stats, attempt_ids), turn=JobTurn.ALIVE)
 
     async def release_worker(self, worker_id: str, error: str, *, quiet_seconds: float = 0.0) -> int:
         return await self._db.write(lambda tx: release(tx, worker_id, error, quiet_seconds))

@@ -5,16 +5,16 @@ from agentlightning.tracer.attribution import GATEWAY_URL
 from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.tracer.otel import OtelTracer, current_agent_name, route_spans_of
-from agentlightning.tracer.trace import Access, Trace, current_trace
+from agentlightning.tracer.trace import GatewayAccess, Trace, current_trace
 from agentlightning.tracer.transports import instrument, uninstrument
 from agentlightning.tracer.tree import SpanTree
 from agentlightning.tracer.weave import WeaveTracer
 
 __all__ = [
     "GATEWAY_URL",
-    "Access",
     "AgentOpsTracer",
     "DummyTracer",
+    "GatewayAccess",
     "OtelTracer",
     "SpanTree",
     "Trace",

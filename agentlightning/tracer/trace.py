@@ -31,7 +31,7 @@ _fallback: ContextVar[Trace | None] = ContextVar("agentlightning_trace", default
 
 
 @dataclass(frozen=True)
-class Access:
+class GatewayAccess:
     """How an attempt reaches the gateway."""
 
     endpoint: str
@@ -53,7 +53,7 @@ class Trace:
         self.trace_id = random_hex(16)
         self.root_id = random_hex(8)
         """The span id that top-level spans see as their parent. No span has it: recorded spans drop it."""
-        self.access: Access | None = None
+        self.access: GatewayAccess | None = None
         """How this attempt reaches the gateway, for clients that are not its own."""
         self._spans: list[Span] = []
         self._stored = 0

@@ -15,7 +15,7 @@ from agentlightning.backend import POLICY
 from agentlightning.errors import ConfigError
 from agentlightning.gateway import Provider
 from agentlightning.trainer.checks import is_endpoint
-from agentlightning.trainer.serving import Served
+from agentlightning.trainer.serving import ServedModels
 from agentlightning.types import LLM, NamedResources, Resource
 
 POLICY_NAMES = ("llm", "main_llm")
@@ -39,7 +39,7 @@ class GivenEndpoints:
     left_out: Collection[str]
     """The names of endpoints that the policy's own has."""
 
-    def resources(self, given: NamedResources, served: Served) -> NamedResources:
+    def resources(self, given: NamedResources, served: ServedModels) -> NamedResources:
         """What agents get: the endpoints of what is served, and what was given, by name."""
         own = {name: resource for name, resource in served.resources().items() if name not in self.providers}
         if served.backend is None and served.aliases[0] in self.providers:

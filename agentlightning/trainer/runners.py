@@ -13,7 +13,7 @@ from agentlightning.backend.ray.cluster import require_ray
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Console
 from agentlightning.metrics.notebook import default_console
-from agentlightning.runner.actors import RunnerActors, Work
+from agentlightning.runner.actors import RunnerActors, RunnerWork
 from agentlightning.runner.processes import RunnerProcesses
 from agentlightning.runner.remote import serve_rollouts
 from agentlightning.runner.sending import sent
@@ -49,7 +49,7 @@ def started_runners(trainer: OwnerOfRunners, agent: LitAgent[Any]) -> StartedRun
     that cannot be sent."""
     if trainer.strategy.runners == "ray":
         require_ray()
-        work = Work(sent(agent), trainer.hooks, trainer.tracer, trainer.concurrency, trainer.max_rollouts)
+        work = RunnerWork(sent(agent), trainer.hooks, trainer.tracer, trainer.concurrency, trainer.max_rollouts)
         return RunnerActors(trainer.n_runners, work, ray_options(trainer.algorithm))
     if trainer.strategy.runners != "processes":
         return None

@@ -34,7 +34,7 @@ PRUNE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModels:
     """What was started."""
 
     gateway: Gateway
@@ -71,7 +71,7 @@ async def serve_models(
     port: int | None = None,
     secret: bytes | None = None,
     folder: Path | None = None,
-) -> Served:
+) -> ServedModels:
     """Start a backend, if there is a policy to sample from, and the gateway; `stack` stops them in reverse order. The
     backend may leave logs in `folder`. `spent` is what the run has asked of other providers before.
 
@@ -115,7 +115,7 @@ async def serve_models(
     await gateway.start()
     stack.push_async_callback(gateway.stop)
     val_sampling = {} if calls.val_temperature is None else {"temperature": calls.val_temperature}
-    return Served(gateway, backend, tuple(served), {"temperature": calls.temperature}, val_sampling)
+    return ServedModels(gateway, backend, tuple(served), {"temperature": calls.temperature}, val_sampling)
 
 
 async def start_backend(stack: AsyncExitStack, policy: PolicySpec) -> tuple[Backend, Any]:

@@ -97,7 +97,7 @@ if TYPE_CHECKING:
     from agentlightning.backend import Backend
     from agentlightning.gateway import Gateway, Provider
     from agentlightning.gateway.dialects import Dialect
-    from agentlightning.trainer.serving import Served
+    from agentlightning.trainer.serving import ServedModels
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ Tasks = Dataset[Any] | str | Path
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _Fit:
     """What `fit` was asked to do."""
 
     agent: LitAgent[Any]
@@ -310,7 +310,7 @@ class Trainer(GivenByName):
         resuming = self.resume_from is not None or self._taken_again is not None
         prepare_folder(self.run_dir, resuming=resuming)
         started = started_runners(self, agent)  # before there are threads
-        job = _Job(agent, train_dataset, val_dataset, stop or asyncio.Event(), stop is None, code_of(agent))
+        job = _Fit(agent, train_dataset, val_dataset, stop or asyncio.Event(), stop is None, code_of(agent))
         with logged(self.run_dir / LOG_FILE):
             try:
                 await self._run_to_the_end(job, started)
@@ -323,7 +323,7 @@ class Trainer(GivenByName):
         draw_curve(self.run_dir)
         return self._concluded(job)
 
-    def _concluded(self, job: _Job) -> RunResult:
+    def _concluded(self, job: _Fit) -> RunResult:
         checkpoints, metrics = list_checkpoints(self.run_dir), read_metrics(self.run_dir / METRICS_FILE)
         result = RunResult(self.run_dir, checkpoints[-1] if checkpoints else None, job.stop.is_set(), metrics)
         conclude(
@@ -331,7 +331,7 @@ class Trainer(GivenByName):
         )
         return result
 
-    async def _run_to_the_end(self, job: _Job, started: StartedRunners | None) -> None:
+    async def _run_to_the_end(self, job: _Fit, started: StartedRunners | None) -> None:
         while True:
             try:
                 await self._run(job, started)
@@ -347,7 +347,7 @@ class Trainer(GivenByName):
         logger.warning("%s\nThe run goes on from %s.", death, found[-1])
         self.resume_from = found[-1]
 
-    async def _run(self, job: _Job, started: StartedRunners | None) -> None:
+    async def _run(self, job: _Fit, started: StartedRunners | None) -> None:
         """Start the parts in order, run the algorithm beside the runners, stop in reverse order."""
         earlier = self._spent or spent_before(self.run_dir / METRICS_FILE)
         async with AsyncExitStack() as stack:
@@ -384,7 +384,7 @@ class Trainer(GivenByName):
                 stack.push_async_callback(started.pause)
             await self._run_beside_runners(job, store, served and served.backend, gateway, started)
 
-    async def _open_store(self, stack: AsyncExitStack, job: _Job) -> tuple[LightningStore, Run]:
+    async def _open_store(self, stack: AsyncExitStack, job: _Fit) -> tuple[LightningStore, Run]:
         """The store, and what the run is in it; nothing of an earlier life of the run is left under way."""
         store = self.store
         if store is None:  # first of all: its file can be opened once, which keeps a second run out of the folder
@@ -401,7 +401,7 @@ class Trainer(GivenByName):
         return store, run
 
     async def _start_reporting(
-        self, stack: AsyncExitStack, store: LightningStore, run: Run, job: _Job, dashboard: str | None
+        self, stack: AsyncExitStack, store: LightningStore, run: Run, job: _Fit, dashboard: str | None
     ) -> Reporter:
         """What the run measures and says goes to the store, a file, the terminal and the user's own sinks."""
         self._resumed_at = read_checkpoint(self.resume_from).step if self.resume_from else None
@@ -421,7 +421,7 @@ class Trainer(GivenByName):
         introduce(reporter, self.algorithm, self.run_dir, job.train_dataset, job.val_dataset, resumed)
         return reporter
 
-    def _resuming(self, run: Run, job: _Job) -> str | None:
+    def _resuming(self, run: Run, job: _Fit) -> str | None:
         """What is said of a run that goes on; None of a new one."""
         if self.resume_from is None or not isinstance(self.algorithm, TrainingSettings):
             return None
@@ -445,7 +445,7 @@ class Trainer(GivenByName):
 
     async def _serve_models(
         self, stack: AsyncExitStack, store: LightningStore, reporter: Reporter, spent: Mapping[str, Spent]
-    ) -> tuple[Served | None, NamedResources]:
+    ) -> tuple[ServedModels | None, NamedResources]:
         """The backend and the gateway in front of it and of other providers, if there is anything to serve; and what
         agents are given.
         """
@@ -496,7 +496,7 @@ class Trainer(GivenByName):
 
     async def _run_beside_runners(
         self,
-        job: _Job,
+        job: _Fit,
         store: LightningStore,
         backend: Backend | None,
         gateway: ModelAccess | None,

@@ -506,9 +506,9 @@ async def test_a_group_is_judged_or_it_is_not_whenever_the_process_dies(
 ) -> None:
     paid: list[str] = []
 
-    async def verdict(self: Judge, shown: Any, seed: str) -> group_judge.Verdict:
+    async def verdict(self: Judge, shown: Any, seed: str) -> group_judge.GroupVerdict:
         paid.append(seed)
-        return group_judge.Verdict([group_judge.Scored(n / 4, "why") for n in range(len(shown))], 0.1, masked)
+        return group_judge.GroupVerdict([group_judge.Scored(n / 4, "why") for n in range(len(shown))], 0.1, masked)
 
     monkeypatch.setattr(Judge, "verdict", verdict)
     store = agl.InMemoryLightningStore()

@@ -14,7 +14,7 @@ import pytest
 from agentlightning.backend.base import ModelSpec
 from agentlightning.backend.embedded.backend import settings_of
 from agentlightning.backend.embedded.client import ModelProcess
-from agentlightning.backend.embedded.protocol import Settings
+from agentlightning.backend.embedded.protocol import ProcessSettings
 from agentlightning.errors import BackendDied, ConfigError
 from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch
 from agentlightning.learner.packing import CreditedCall, pack
@@ -25,8 +25,8 @@ __all__ = ["group_of_conversations", "make_call"]
 STEP = OptimParams(learning_rate=1e-3, max_kl=0.05)
 
 
-def settings(ranks: int, shared: int = 1) -> Settings:
-    model = Settings(model="calc", device="cpu", max_concurrency=2, max_context=64, seed=1)
+def settings(ranks: int, shared: int = 1) -> ProcessSettings:
+    model = ProcessSettings(model="calc", device="cpu", max_concurrency=2, max_context=64, seed=1)
     return msgspec.structs.replace(model, ranks=ranks, tensor_parallel=shared)
 
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from agentlightning.backend.embedded.scores import AskedCall, Scored, ScoreRequest
+from agentlightning.backend.embedded.scores import AskedCall, ScoredCalls, ScoreRequest
 
 CALLS = [AskedCall([5, 6, 7], [8, 9], 1.0), AskedCall([5, 6, 7, 8, 9, 3], [4, 2, 2], 0.5)]
 
@@ -23,7 +23,7 @@ def test_log_probs_and_entropies_are_those_of_a_plain_forward(tiny_model_dir: Pa
     asked = msgspec.json.encode(ScoreRequest(model=str(tiny_model_dir), calls=CALLS, device="cpu"))
     command = [sys.executable, "-m", "agentlightning.backend.embedded.scores"]
     done = subprocess.run(command, input=asked, capture_output=True, check=True, timeout=120)
-    found = msgspec.json.decode(done.stdout, type=Scored)
+    found = msgspec.json.decode(done.stdout, type=ScoredCalls)
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
     for call, logprobs, entropies in zip(CALLS, found.logprobs, found.entropies, strict=True):
         ids = torch.tensor([[*call.prompt_ids, *call.response_ids]])

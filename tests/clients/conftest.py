@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 import agentlightning as agl
 from agentlightning.backend.embedded.client import ModelProcess
-from agentlightning.backend.embedded.protocol import Settings
+from agentlightning.backend.embedded.protocol import ProcessSettings
 from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams, concat
 from agentlightning.gateway import Gateway
 from agentlightning.models import resolve_model
@@ -197,7 +197,7 @@ async def carried_out(
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def world() -> AsyncIterator[World]:
-    process = ModelProcess(Settings(model=resolve_model("calc"), max_context=MAX_CONTEXT))
+    process = ModelProcess(ProcessSettings(model=resolve_model("calc"), max_context=MAX_CONTEXT))
     await process.start()
     yield World(process)
     await process.close()

@@ -20,7 +20,7 @@ import yaml
 from agentlightning.cli.app import app
 from agentlightning.litagent import Kubernetes, Limits
 from agentlightning.litagent.kubernetes import attempt
-from agentlightning.litagent.kubernetes.manifests import Work, job_of, secret_of
+from agentlightning.litagent.kubernetes.manifests import AttemptWork, job_of, secret_of
 from tests.deploy.schema import check
 from tests.litagent.cluster.api_server import ApiServer
 from tests.litagent.cluster.kubelet import Kubelet, expanded
@@ -46,7 +46,7 @@ EVERYTHING: dict[str, Any] = {
     },
     "ingress": {"enabled": True, "host": "models.example.com", "tlsSecret": "tls", "className": "nginx"},
 }
-WORK = Work("ro-1", "at-1", "program", ["agent"], {"OPENAI_API_KEY": "key"}, b"{}", True, 60.0)
+WORK = AttemptWork("ro-1", "at-1", "program", ["agent"], {"OPENAI_API_KEY": "key"}, b"{}", True, 60.0)
 
 
 def rendered(values: Any) -> list[Any]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from agentlightning.engine.base import Chunk, SamplingParams, concat
-from agentlightning.engine.events import Ended, Event, Failed, Part, Request
+from agentlightning.engine.events import Ended, Event, Failed, PartialSample, Request
 from agentlightning.engine.torch_engine import TorchEngine
 from agentlightning.learner.policy import LoraSpec, Policy, load_policy
 from agentlightning.types.call import Float32Array, Int32Array
@@ -80,7 +80,7 @@ def drain(engine: TorchEngine, after_step: Callable[[list[Event]], None] | None 
 def collect(events: list[Event], parts: dict[int, list[Chunk]]) -> None:
     for event in events:
         assert not isinstance(event, Failed), event
-        if isinstance(event, Part | Ended):
+        if isinstance(event, PartialSample | Ended):
             parts.setdefault(event.request_id, []).append(event.chunk)
             continue
         for row, request_id in enumerate(event.request_ids):

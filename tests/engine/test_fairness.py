@@ -15,7 +15,7 @@ from agentlightning.engine.events import POLICY, Ended, Failed, Request
 from agentlightning.engine.grammar import Compiling
 from agentlightning.engine.kv_cache import probe
 from agentlightning.engine.limits import MAX_WAITING_GRAMMARS, repeated
-from agentlightning.engine.queue import Queue
+from agentlightning.engine.queue import RequestQueue
 from agentlightning.engine.torch_engine import TorchEngine
 from agentlightning.errors import ConfigError
 from agentlightning.learner.policy import Policy
@@ -77,7 +77,7 @@ def test_owners_take_turns_by_tokens(policy: Policy) -> None:
 
 
 def test_a_new_owner_earns_no_credit_by_having_been_away() -> None:
-    queue = Queue.__new__(Queue)
+    queue = RequestQueue.__new__(RequestQueue)
     queue.__init__(grammars=None)  # pyright: ignore[reportArgumentType]
     queue.add(request(1, random_ids(3, 0), owner="old"))
     first = queue.pop([POLICY], 1, 1)

@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 
 from agentlightning.backend.embedded.client import ModelProcess
-from agentlightning.backend.embedded.protocol import Settings
+from agentlightning.backend.embedded.protocol import ProcessSettings
 from agentlightning.engine.base import Chunk, Engine, SamplingParams, concat
 from agentlightning.errors import BackendDied, ConfigError, EngineError, ModelError
 from agentlightning.learner.base import Learner, LossConfig, OptimParams, PackedBatch
@@ -35,7 +35,7 @@ CONCURRENCY = 8
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def process(tiny_model_dir: Path) -> AsyncIterator[ModelProcess]:
-    settings = Settings(model=str(tiny_model_dir), max_concurrency=CONCURRENCY, learning_threads=1, device="cpu")
+    settings = ProcessSettings(model=str(tiny_model_dir), max_concurrency=CONCURRENCY, learning_threads=1, device="cpu")
     async with ModelProcess(settings) as process:
         yield process
 
@@ -132,7 +132,7 @@ async def _all(chunks: AsyncGenerator[Chunk, None]) -> list[Chunk]:
 
 @pytest.mark.slow
 async def test_requests_in_flight_may_go_on_under_the_new_weights(tiny_model_dir: Path) -> None:
-    settings = Settings(
+    settings = ProcessSettings(
         model=str(tiny_model_dir), max_context=1024, in_flight="continue", learning_threads=1, device="cpu"
     )
     async with ModelProcess(settings) as process:
@@ -210,7 +210,7 @@ async def test_time_is_accounted_for(process: ModelProcess) -> None:
 
 
 async def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    process = ModelProcess(Settings(model=str(tmp_path / "missing")))
+    process = ModelProcess(ProcessSettings(model=str(tmp_path / "missing")))
     with pytest.raises(ModelError, match="There is no model at"):
         await process.start()
     with pytest.raises(EngineError, match="not running"):
@@ -223,13 +223,13 @@ async def test_why_a_model_cannot_be_loaded_is_quoted(tiny_model_dir: Path, tmp_
     model = shutil.copytree(tiny_model_dir, tmp_path / "model")
     (model / "agentlightning.json").write_text("abacus")
     with pytest.raises(ModelError, match="could not be loaded: Expecting value"):
-        await ModelProcess(Settings(model=str(model))).start()
+        await ModelProcess(ProcessSettings(model=str(model))).start()
 
 
 @pytest.mark.slow
 async def test_a_device_that_is_not_there_is_named(tiny_model_dir: Path) -> None:
     with pytest.raises(ConfigError, match="The device 'abacus' cannot be used"):
-        await ModelProcess(Settings(model=str(tiny_model_dir), device="abacus")).start()
+        await ModelProcess(ProcessSettings(model=str(tiny_model_dir), device="abacus")).start()
 
 
 async def test_signals_are_the_parents_business(process: ModelProcess) -> None:
@@ -240,7 +240,7 @@ async def test_signals_are_the_parents_business(process: ModelProcess) -> None:
 
 
 async def test_not_ready_in_time(tiny_model_dir: Path) -> None:
-    process = ModelProcess(Settings(model=str(tiny_model_dir)), start_timeout=0.05)
+    process = ModelProcess(ProcessSettings(model=str(tiny_model_dir)), start_timeout=0.05)
     with pytest.raises(EngineError, match="not ready within"):
         await process.start()
     assert process.pid is None

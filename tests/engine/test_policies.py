@@ -13,7 +13,7 @@ import pytest_asyncio
 import torch
 
 from agentlightning.backend.embedded.client import ModelProcess
-from agentlightning.backend.embedded.protocol import Lora, Settings
+from agentlightning.backend.embedded.protocol import Lora, ProcessSettings
 from agentlightning.engine.base import Chunk, SamplingParams, concat
 from agentlightning.errors import ConfigError, ModelError
 from agentlightning.learner.adapters import load_policies
@@ -125,7 +125,7 @@ def test_an_export_is_a_peft_directory_and_loads_again(policies: dict[str, Polic
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def process(tiny_model_dir: Path) -> AsyncIterator[ModelProcess]:
-    settings = Settings(
+    settings = ProcessSettings(
         model=str(tiny_model_dir),
         policies={"solver": None, "checker": None},
         frozen="base",

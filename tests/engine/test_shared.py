@@ -15,10 +15,10 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from agentlightning.backend.embedded.inbox import Inbox
-from agentlightning.backend.embedded.protocol import Call, Events, Frames, Lora, Pause, Settings, to_parent
-from agentlightning.backend.embedded.server import Server
+from agentlightning.backend.embedded.protocol import Events, Frames, Lora, MethodCall, Pause, ProcessSettings, to_parent
+from agentlightning.backend.embedded.server import ModelServer
 from agentlightning.engine.base import Chunk, concat
-from agentlightning.engine.events import Ended, Failed, Part, Request
+from agentlightning.engine.events import Ended, Failed, PartialSample, Request
 from agentlightning.engine.kv_cache import probe
 from agentlightning.engine.pages import SUPPORTED
 from agentlightning.engine.torch_engine import TorchEngine
@@ -178,7 +178,7 @@ def test_new_weights_of_one_policy_leave_the_contexts_of_the_others(policies: di
     before = {name: value.clone() for name, value in policies["checker"].model.state_dict().items()}
     change(policies["checker"])
     events = engine.weights_changed(7, "checker")
-    assert {event.request_id for event in events if isinstance(event, Part)} <= {1, 5}
+    assert {event.request_id for event in events if isinstance(event, PartialSample)} <= {1, 5}
     assert (engine._slots.computed[of_others] == computed[of_others]).all()
     collect(events, parts)
     lengths = {one.request_id: sum(len(c.ids) for c in parts.get(one.request_id, [])) for one in requests}
@@ -232,7 +232,7 @@ def test_a_held_policy_samples_nothing_while_others_go_on(policies: dict[str, Po
     assert int(engine._slots.length[running.slot]) == length
     assert engine.asked_of("solver") == (1, 1)
     (part,) = engine.weights_changed(1, "solver")
-    assert isinstance(part, Part)
+    assert isinstance(part, PartialSample)
     rest = drain(engine)
     whole = concat([part.chunk, rest[1]])
     assert (part.chunk.version, rest[1].version, rest[101].version) == (0, 1, 1)
@@ -424,17 +424,17 @@ def test_a_policy_that_is_not_there_is_refused(policies: dict[str, Policy]) -> N
 
 
 @pytest.fixture
-def server(tiny_model_dir: Path) -> Iterable[tuple[Server, socket.socket]]:
-    settings = Settings(
+def server(tiny_model_dir: Path) -> Iterable[tuple[ModelServer, socket.socket]]:
+    settings = ProcessSettings(
         model=str(tiny_model_dir), policies=dict.fromkeys(TRAINED), frozen="base", lora=Lora(rank=4), device="cpu"
     )
     ours, theirs = socket.socketpair()
-    yield Server(settings, Inbox(theirs, in_a_process=False), theirs), ours
+    yield ModelServer(settings, Inbox(theirs, in_a_process=False), theirs), ours
     ours.close()
     theirs.close()
 
 
-def test_a_failed_step_gives_up_what_was_computed_in_it(server: tuple[Server, socket.socket]) -> None:
+def test_a_failed_step_gives_up_what_was_computed_in_it(server: tuple[ModelServer, socket.socket]) -> None:
     """Requests of a policy that was held in it stay."""
     serving, end = server
     model = serving._hosted["base"].policy.model
@@ -460,5 +460,5 @@ def test_a_failed_step_gives_up_what_was_computed_in_it(server: tuple[Server, so
     failed = [event for event in events.events if isinstance(event, Failed) and "out of memory" in event.message]
     assert sorted(event.request_id for event in failed) == [0, 1, 3, 4, 5, 7]
     assert serving._engine.asked_of("judge") == (0, 2)
-    serving._do(1, Call(1, Pause()).verb, "judge", serving._hosted["judge"])
+    serving._do(1, MethodCall(1, Pause()).verb, "judge", serving._hosted["judge"])
     assert not serving._can_step()

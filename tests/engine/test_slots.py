@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from agentlightning.engine.slots import Placement, Slots
+from agentlightning.engine.slots import SlotPlacement, Slots
 from agentlightning.types.call import Int32Array
 
 
@@ -26,7 +26,7 @@ def test_a_longer_prompt_continues_its_own_slot() -> None:
     slots = Slots(4, 100)
     slot = compute(slots, ids((1, 20)))
     slots.release(slot)
-    assert slots.place(ids((1, 20), (2, 5))) == Placement(slot, slot, 20)
+    assert slots.place(ids((1, 20), (2, 5))) == SlotPlacement(slot, slot, 20)
 
 
 def test_a_fork_copies_and_leaves_the_other_end_alone() -> None:
@@ -43,7 +43,7 @@ def test_a_running_request_lends_its_prefix() -> None:
     slots = Slots(2, 100)
     slot = compute(slots, ids((1, 20)))
     placement = slots.place(ids((1, 20), (2, 5)))
-    assert placement == Placement(1 - slot, slot, 20)
+    assert placement == SlotPlacement(1 - slot, slot, 20)
 
 
 def test_the_last_token_of_a_prompt_is_always_computed() -> None:
@@ -80,7 +80,7 @@ def test_waiting_for_a_prefix_that_is_being_computed() -> None:
     assert slots.place(ids((1, 60))) is None
     assert slots.place(ids((1, 20), (2, 40))) is not None
     slots.computed[placement.slot] = 60
-    assert slots.place(ids((1, 60))) == Placement(1, placement.slot, 59)
+    assert slots.place(ids((1, 60))) == SlotPlacement(1, placement.slot, 59)
 
 
 def test_forgotten_slots_lend_nothing() -> None:
@@ -99,4 +99,4 @@ def test_swap_exchanges_everything() -> None:
     slots.release(b)
     assert slots.swap(a, b) == (20, 30)
     assert (slots.length[[a, b]].tolist(), slots.busy[[a, b]].tolist()) == ([30, 20], [False, True])
-    assert slots.place(ids((2, 31))) == Placement(a, a, 30)
+    assert slots.place(ids((2, 31))) == SlotPlacement(a, a, 30)

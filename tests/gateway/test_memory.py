@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.history.answered import Answered
-from agentlightning.gateway.history.memory import Budget, Memory
+from agentlightning.gateway.history.memory import Memory, SessionBudget
 from agentlightning.gateway.history.session import Session, Tokens
 from agentlightning.gateway.history.shared import Shared
 from agentlightning.gateway.history.tree import Entry, Piece
@@ -26,7 +26,7 @@ from tests.gateway.conftest import Site
 from tests.gateway.scripted import ScriptedEngine
 from tests.gateway.test_session import RENDERING, Talk
 
-SMALL = Budget(messages=12, bytes=2**20)
+SMALL = SessionBudget(messages=12, bytes=2**20)
 
 
 def said(text: str) -> Any:
@@ -80,7 +80,7 @@ def test_the_branch_not_used_for_longest_leaves_first() -> None:
 
 
 def test_tokens_have_a_budget_too() -> None:
-    talk = Talk(Session(RENDERING, budget=Budget(messages=10_000, bytes=20_000)))
+    talk = Talk(Session(RENDERING, budget=SessionBudget(messages=10_000, bytes=20_000)))
     for number in range(30):
         talk.ask([said(f"{number} " + "word, " * 200)], "ok")
         check(talk.session.memory)
@@ -105,7 +105,7 @@ def test_what_only_looks_leaves_nothing(tools: bool) -> None:
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.booleans()), max_size=40))
 def test_any_conversations_are_counted_right_and_fit(steps: list[tuple[int, int, bool]]) -> None:
     """Conversations go on, branch off and are told again with another past."""
-    talk = Talk(Session(RENDERING, budget=Budget(messages=8, bytes=2**16)))
+    talk = Talk(Session(RENDERING, budget=SessionBudget(messages=8, bytes=2**16)))
     histories: list[list[Any]] = [[said(f"begin {n}")] for n in range(4)]
     for which, cut, raw in steps:
         history = histories[which][: 1 + 2 * cut]

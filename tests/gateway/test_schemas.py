@@ -13,8 +13,8 @@ from agentlightning.errors import ConfigError
 from agentlightning.gateway import Gateway, RequestLimits
 from agentlightning.gateway.exchange import AnswerSchema, CallRequest, ToolChoice
 from agentlightning.gateway.large.requests import LargeRequests
-from agentlightning.gateway.sampling.constraint import Constraint, encoded, is_simple
-from agentlightning.gateway.sampling.grammars import Grammars
+from agentlightning.gateway.sampling.constraint import FormConstraint, encoded, is_simple
+from agentlightning.gateway.sampling.grammars import GrammarCache
 from agentlightning.gateway.sampling.size import is_short, strings_in
 from agentlightning.rendering import RenderersRendering
 from agentlightning.store import InMemoryLightningStore
@@ -62,9 +62,9 @@ SIMPLE: dict[str, tuple[Any, bool]] = {
 @pytest.mark.parametrize("name", list(SIMPLE))
 def test_what_may_take_long_is_not_simple(name: str) -> None:
     schema, simple = SIMPLE[name]
-    of_answer = Constraint(tools=None, required=False, several=True, schema=AnswerSchema(schema, "x"))
+    of_answer = FormConstraint(tools=None, required=False, several=True, schema=AnswerSchema(schema, "x"))
     tool: Any = {"type": "function", "function": {"name": "t", "parameters": schema}}
-    of_tool = Constraint(tools=[tool], required=True, several=False)
+    of_tool = FormConstraint(tools=[tool], required=True, several=False)
     for constraint in (of_answer, of_tool):
         assert is_simple(constraint, len(encoded(constraint, 2**20))) is simple
 
@@ -157,7 +157,7 @@ async def test_grammars_that_are_kept_are_bounded(
     rendering: RenderersRendering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentlightning.gateway.sampling.grammars.KEPT_CHARACTERS", 100_000)
-    grammars = Grammars(rendering, LargeRequests(RequestLimits()))
+    grammars = GrammarCache(rendering, LargeRequests(RequestLimits()))
     prompt_ids = rendering.encode("x")
     for number in range(200):
         schema = {"type": "object", "properties": {f"p{number}": {"type": "string", "description": "x" * 3000}}}

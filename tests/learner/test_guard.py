@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from agentlightning.learner.base import LearnerOptions, LossConfig, OptimParams, PackedBatch
-from agentlightning.learner.critic import Critic
+from agentlightning.learner.critic import ValueHead
 from agentlightning.learner.forward import leaf_rows
 from agentlightning.learner.guard import MOST_HALVINGS, PROBE_STATES, PROBE_TOKENS, divergence, probes_of
 from agentlightning.learner.packing import CreditedCall, pack
@@ -134,7 +134,7 @@ def test_the_probe_scores_as_the_batch_does(tiny_model_dir: Path, group_of_conve
 def test_a_critic_learns_a_return_that_its_states_tell() -> None:
     """From one step's states to the next: what is left of the error on states it has not seen."""
     torch.manual_seed(0)
-    critic, direction = Critic(16, torch.device("cpu")), torch.randn(16)
+    critic, direction = ValueHead(16, torch.device("cpu")), torch.randn(16)
 
     def some(n: int) -> tuple[torch.Tensor, torch.Tensor]:
         hidden = torch.randn(n, 16)
@@ -149,7 +149,7 @@ def test_a_critic_learns_a_return_that_its_states_tell() -> None:
 
 
 def test_states_that_are_never_asked_for_are_not_learned() -> None:
-    critic = Critic(4, torch.device("cpu"))
+    critic = ValueHead(4, torch.device("cpu"))
     critic.keep(torch.ones(3, 4), torch.tensor([float("nan"), 1.0, float("nan")]))
     assert critic.step() == {"critic_loss": 1.0}
     assert critic.values(torch.ones(2, 4)) == pytest.approx(1.0)
@@ -166,12 +166,12 @@ def rollouts(generator: torch.Generator, number: int) -> tuple[torch.Tensor, tor
     return states, won.float()
 
 
-def explained(critic: Critic, states: torch.Tensor, returns: torch.Tensor) -> float:
+def explained(critic: ValueHead, states: torch.Tensor, returns: torch.Tensor) -> float:
     return float(1 - (returns - critic.values(states)).var() / returns.var())
 
 
 def test_a_critic_explains_what_is_knowable_in_states_that_hardly_differ() -> None:
-    generator, critic = torch.Generator().manual_seed(0), Critic(32, torch.device("cpu"))
+    generator, critic = torch.Generator().manual_seed(0), ValueHead(32, torch.device("cpu"))
     found = []
     for _ in range(10):
         states, returns = rollouts(generator, 512)
@@ -184,14 +184,14 @@ def test_a_critic_explains_what_is_knowable_in_states_that_hardly_differ() -> No
 
 
 def test_a_critic_forgets_what_is_no_longer_so_and_goes_on_from_its_state() -> None:
-    generator, critic = torch.Generator().manual_seed(0), Critic(32, torch.device("cpu"))
+    generator, critic = torch.Generator().manual_seed(0), ValueHead(32, torch.device("cpu"))
     for step in range(40):
         states, returns = rollouts(generator, 512)
         critic.keep(states, returns if step < 10 else 1 - returns)
         critic.step()
     states, returns = rollouts(generator, 512)
     assert explained(critic, states, 1 - returns) > 0.3
-    resumed = Critic(32, torch.device("cpu"))
+    resumed = ValueHead(32, torch.device("cpu"))
     resumed.load(critic.state())
     for one in (critic, resumed):
         one.keep(states, returns)
@@ -201,7 +201,7 @@ def test_a_critic_forgets_what_is_no_longer_so_and_goes_on_from_its_state() -> N
 
 def test_the_order_of_the_passes_does_not_matter() -> None:
     states, returns = rollouts(torch.Generator().manual_seed(0), 300)
-    whole, parts = Critic(32, torch.device("cpu")), Critic(32, torch.device("cpu"))
+    whole, parts = ValueHead(32, torch.device("cpu")), ValueHead(32, torch.device("cpu"))
     whole.keep(states, returns)
     for some in torch.arange(300).split(70):
         parts.keep(states[some], returns[some])

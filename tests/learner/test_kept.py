@@ -15,7 +15,7 @@ import torch
 
 from agentlightning.algorithm.credit.assignment import _as_drawn
 from agentlightning.engine.base import SamplingParams, concat
-from agentlightning.engine.events import Ended, Part, Request, Sampled
+from agentlightning.engine.events import Ended, PartialSample, Request, SampledTokens
 from agentlightning.engine.torch_engine import TorchEngine
 from agentlightning.learner.base import LossConfig, OptimParams
 from agentlightning.learner.packing import CreditedCall, pack
@@ -38,10 +38,10 @@ def sampled_call(engine: TorchEngine, number: int, *, stream: bool = False, **fi
     chunks: list[Any] = []
     while engine.active:
         for event in engine.step():
-            if isinstance(event, Sampled):
+            if isinstance(event, SampledTokens):
                 of_event = {name: getattr(event, name) for name in ("ids", "logprobs", "plain_logprobs", "kept")}
                 chunks.append((of_event, None))
-            elif isinstance(event, Ended | Part):
+            elif isinstance(event, Ended | PartialSample):
                 chunks.append((None, event.chunk))
     last = chunks[-1][1]
     whole = concat([last if of is None else msgspec.structs.replace(last, **of) for of, last in

@@ -9,7 +9,7 @@ import torch
 from agentlightning.learner.base import LossConfig, PackedBatch
 from agentlightning.learner.packing import CreditedCall, pack
 from agentlightning.learner.policy import Policy
-from agentlightning.learner.split import Part, split_batch
+from agentlightning.learner.split import RankPart, split_batch
 from agentlightning.learner.torch_learner import TorchLearner
 
 
@@ -62,7 +62,7 @@ def test_a_rank_without_work_has_a_token_that_counts_nothing(group_of_conversati
     assert not idle[0].batch.weights_E.any()
 
 
-def same(ours: list[Part], theirs: list[Part]) -> bool:
+def same(ours: list[RankPart], theirs: list[RankPart]) -> bool:
     fields = PackedBatch.__struct_fields__
     return all(
         np.array_equal(getattr(a.batch, f), getattr(b.batch, f))

@@ -29,7 +29,7 @@ from agentlightning.gateway import Gateway
 from agentlightning.litagent import Kubernetes, Limits, Program, ProgramRun
 from agentlightning.litagent.kubernetes import api, attempt, manifests, settings
 from agentlightning.litagent.kubernetes.attempt import run_job
-from agentlightning.litagent.kubernetes.manifests import Work, job_of, process
+from agentlightning.litagent.kubernetes.manifests import AttemptWork, job_of, process
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import DummyTracer
@@ -280,7 +280,7 @@ async def test_a_cluster_that_is_away_is_given_up(cluster: Cluster, monkeypatch:
 
 
 async def test_a_job_of_this_name_that_is_not_ours_is_left_alone(cluster: Cluster, tmp_path: Path) -> None:
-    work = Work("ro-1", "at-1", "program", ["agent"], {}, b"", False, 60.0)
+    work = AttemptWork("ro-1", "at-1", "program", ["agent"], {}, b"", False, 60.0)
     other = job_of(cluster.isolation("unschedulable:1"), work)
     other["metadata"]["annotations"] = {}
     await cluster.admin.make("jobs", other)
@@ -291,7 +291,9 @@ async def test_a_job_of_this_name_that_is_not_ours_is_left_alone(cluster: Cluste
 
 async def test_jobs_of_a_runner_that_is_gone_are_deleted_and_those_of_others_are_not(cluster: Cluster) -> None:
     for name, whose in (("dead", "999999999-1"), ("again", f"{os.getpid()}-1"), ("alive", process(os.getpid()))):
-        job = job_of(cluster.isolation("unschedulable:1"), Work("r", name, "program", ["agent"], {}, b"", False, 60.0))
+        job = job_of(
+            cluster.isolation("unschedulable:1"), AttemptWork("r", name, "program", ["agent"], {}, b"", False, 60.0)
+        )
         job["metadata"]["labels"]["agentlightning/process"] = whose
         await cluster.admin.make("jobs", job)
     assert (await cluster.run(cluster.program(sh("echo 1")))).attempt.outcome is Outcome.OK
@@ -300,7 +302,9 @@ async def test_jobs_of_a_runner_that_is_gone_are_deleted_and_those_of_others_are
 
 @needs_faults
 async def test_what_others_left_is_looked_for_until_the_cluster_answers(cluster: Cluster) -> None:
-    job = job_of(cluster.isolation("unschedulable:1"), Work("r", "dead", "program", ["agent"], {}, b"", False, 60.0))
+    job = job_of(
+        cluster.isolation("unschedulable:1"), AttemptWork("r", "dead", "program", ["agent"], {}, b"", False, 60.0)
+    )
     job["metadata"]["labels"]["agentlightning/process"] = "999999999-1"
     await cluster.admin.make("jobs", job)
     cluster.server.fault("GET", "jobs", 403)
@@ -314,7 +318,7 @@ async def test_another_machine_of_the_same_name_keeps_its_jobs(
 ) -> None:
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(manifests, "_processes_here", lambda: "another boot, other processes")
-        work = Work("r", "alive", "program", ["agent"], {}, b"", False, 60.0)
+        work = AttemptWork("r", "alive", "program", ["agent"], {}, b"", False, 60.0)
         job = job_of(cluster.isolation("unschedulable:1"), work)
     job["metadata"]["labels"]["agentlightning/process"] = "999999999-1"  # a number that nobody has here
     await cluster.admin.make("jobs", job)
@@ -387,7 +391,7 @@ async def test_a_runner_in_a_pod_uses_its_account_and_owns_its_jobs(
     variables = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
     for name, value in (variables | {"AGL_POD_NAME": "agl-runner-1", "AGL_POD_UID": "uid-of-it"}).items():
         monkeypatch.setenv(name, value)
-    work = Work("ro-1", "at-1", "program", ["agent"], {}, b"", False, 60.0)
+    work = AttemptWork("ro-1", "at-1", "program", ["agent"], {}, b"", False, 60.0)
     running = asyncio.create_task(run_job(Kubernetes("unschedulable"), work, folder=tmp_path, limits=Limits()))
     async with asyncio.timeout(10):
         while not server.of("secrets"):  # noqa: ASYNC110
@@ -401,7 +405,7 @@ async def test_a_runner_in_a_pod_uses_its_account_and_owns_its_jobs(
     (tmp_path / "namespace").write_text(
         "another"
     )  # an owner elsewhere would be looked for in vain, and the Job deleted
-    async with api.Api.opened(Kubernetes("agent:1", namespace="training")) as opened:
+    async with api.ClusterApi.opened(Kubernetes("agent:1", namespace="training")) as opened:
         assert opened.owner is None
     await server.stop()
 

@@ -17,7 +17,7 @@ from agentlightning.models.known import SIZES, known_shape
 from agentlightning.models.plan import (
     HOST_BANDWIDTH,
     KEPT,
-    Job,
+    PlannedJob,
     best,
     changes,
     context_bytes,
@@ -28,7 +28,7 @@ from agentlightning.models.plan import (
 )
 from agentlightning.models.shape import read_shape
 
-GIVEN = Job(shape=SIZES["8b"], dtype="bfloat16")
+GIVEN = PlannedJob(shape=SIZES["8b"], dtype="bfloat16")
 H100 = GPUS["H100"]
 
 
@@ -162,7 +162,7 @@ def test_activations_are_those_that_autograd_saves(dtype: str, lora: LoraSpec | 
     saved = [saved_bytes(learner, tokens) for tokens in (128, 640)]
     shape = read_shape("calc")
     assert shape is not None
-    job = Job(shape=shape, dtype=dtype, lora_rank=lora and lora.rank, gradient_checkpointing=saving, context=640)
+    job = PlannedJob(shape=shape, dtype=dtype, lora_rank=lora and lora.rank, gradient_checkpointing=saving, context=640)
     planned = learner_memory(replace(job, response=8, group_size=1, tasks_per_step=1))["activations"]
     if saving:  # the one layer that is computed anew is not among those that are kept
         kept = KEPT["float32" if job.each == 4 else "short", job.adapter]

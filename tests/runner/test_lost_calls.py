@@ -15,7 +15,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.errors import GatewayError, StoreUnavailableError
 from agentlightning.gateway import Gateway, load_rendering
-from agentlightning.gateway.recording.journal import Journal
+from agentlightning.gateway.recording.journal import CallJournal
 from agentlightning.keys import derived_secret
 from agentlightning.models import resolve_model
 from agentlightning.runner.remote import Address, serve_rollouts
@@ -181,7 +181,7 @@ async def test_with_a_journal_only_attempts_that_lost_answers_are_repeated(place
 
 def test_a_journal_says_who_lost_answers_until_they_are_stored(tmp_path: Path) -> None:
     path, one, two = tmp_path / "journal", ("ro-1", "at-1"), ("ro-2", "at-2")
-    journal, other = Journal(path), Journal(path)
+    journal, other = CallJournal(path), CallJournal(path)
     instance, unstored = journal.open()
     assert not unstored
     journal.settle()
@@ -203,7 +203,7 @@ def test_a_journal_says_who_lost_answers_until_they_are_stored(tmp_path: Path) -
 
 def test_a_journal_stays_short_while_somebody_is_always_in_it(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    journal, always = Journal(path), ("ro-0", "at-0")
+    journal, always = CallJournal(path), ("ro-0", "at-0")
     instance, _ = journal.open()
     journal.settle()
     journal.hold(always)
@@ -213,7 +213,7 @@ def test_a_journal_stays_short_while_somebody_is_always_in_it(tmp_path: Path) ->
         journal.release([owner])
     assert path.stat().st_size < 2**18 + 100
     journal.close()
-    found, unstored = Journal(path).open()
+    found, unstored = CallJournal(path).open()
     assert (found, list(unstored)) == (instance, [always])
 
 
@@ -221,15 +221,15 @@ def test_who_comes_into_a_journal_as_it_is_shortened_stays_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, owners = tmp_path / "journal", [(f"ro-{number}", f"at-{number}") for number in range(20_000)]
-    journal, replaced = Journal(path), []
-    shorten = Journal._shorten  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(Journal, "_shorten", lambda self: (replaced.append(1), shorten(self)))
+    journal, replaced = CallJournal(path), []
+    shorten = CallJournal._shorten  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(CallJournal, "_shorten", lambda self: (replaced.append(1), shorten(self)))
     journal.open()
     journal.settle()
     for owner in owners:
         journal.hold(owner)
     journal.close()
-    _, unstored = Journal(path).open()
+    _, unstored = CallJournal(path).open()
     assert list(unstored) == owners
     assert 1 <= len(replaced) <= 5, "and not at every line, where nothing can be left out"
 
@@ -237,7 +237,7 @@ def test_who_comes_into_a_journal_as_it_is_shortened_stays_in_it(
 def test_a_journal_on_a_full_disk_refuses_answers_and_stops_nothing(tmp_path: Path) -> None:
     """Files of this process may not grow: what a full disk does to the one."""
     path, one, two = tmp_path / "journal", ("ro-1", "at-1"), ("ro-2", "at-2")
-    journal = Journal(path)
+    journal = CallJournal(path)
     instance, _ = journal.open()
     journal.settle()
     journal.hold(one)
@@ -252,7 +252,7 @@ def test_a_journal_on_a_full_disk_refuses_answers_and_stops_nothing(tmp_path: Pa
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     journal.close()
-    found, _ = Journal(path).open()
+    found, _ = CallJournal(path).open()
     assert found != instance, "a damaged file vouches for nobody"
 
 

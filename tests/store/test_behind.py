@@ -18,7 +18,7 @@ from agentlightning.store import (
     PostgresLightningStore,
     SqliteLightningStore,
 )
-from agentlightning.store.database.jobs import Job, JobQueue, Turn, lag_of
+from agentlightning.store.database.jobs import Job, JobQueue, JobTurn, lag_of
 from agentlightning.store.database.transaction import Transaction
 from agentlightning.store.operations.watchdog import Watchdog
 from agentlightning.store.sql import SqlLightningStore
@@ -218,15 +218,15 @@ async def test_an_event_loop_that_does_not_come_round_counts_as_behind() -> None
 async def test_what_goes_first_leaves_room_for_the_rest() -> None:
     queue, loop = JobQueue(), asyncio.get_running_loop()
 
-    def put(turn: Turn, count: int) -> None:
+    def put(turn: JobTurn, count: int) -> None:
         for _ in range(count):
             queue.put(Job(lambda tx: None, None, loop.create_future(), loop, turn=turn))
 
-    put(Turn.OTHER, 20)
-    put(Turn.CLAIM, 20)
-    put(Turn.ALIVE, 2)
+    put(JobTurn.OTHER, 20)
+    put(JobTurn.CLAIM, 20)
+    put(JobTurn.ALIVE, 2)
     batch, _ = queue.take(0.0, 8)
-    assert [job.turn for job in batch] == [Turn.ALIVE] * 2 + [Turn.CLAIM] * 3 + [Turn.OTHER] * 3
+    assert [job.turn for job in batch] == [JobTurn.ALIVE] * 2 + [JobTurn.CLAIM] * 3 + [JobTurn.OTHER] * 3
     assert lag_of(queue) > 0
     queue.take(0.0, 100)
     assert lag_of(queue) > 0  # they are not done

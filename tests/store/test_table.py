@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from agentlightning.errors import StoreError
 from agentlightning.store import LightningStore, LightningStoreClient, LightningStoreServer, SqliteLightningStore
 from agentlightning.store.http.openapi import document
-from agentlightning.store.http.table import BY_NAME, OPERATIONS, Operation, find
+from agentlightning.store.http.table import BY_NAME, OPERATIONS, HttpOperation, find
 
 OTHERWISE = {"enqueue_rollout", "dequeue_rollout", "wait_for_any_rollout", "get_latest_attempt", "add_span"} | {
     "add_otel_span",
@@ -52,7 +52,7 @@ def test_no_store_leaves_a_method_of_the_protocol_empty(store: type) -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: f"{one.verb} {one.path}")
-def test_a_path_leads_to_its_operation(operation: Operation) -> None:
+def test_a_path_leads_to_its_operation(operation: HttpOperation) -> None:
     found = find(operation.verb, operation.path.format(**IDS))
     assert found is not None
     assert found[0] is operation
@@ -63,7 +63,7 @@ _READ = [one for one in OPERATIONS if one.body not in (None, bytes) and one.name
 
 
 @pytest.mark.parametrize("operation", _READ, ids=lambda one: f"{one.verb} {one.path}")
-async def test_what_is_wrong_with_a_body_names_the_field(http: aiohttp.ClientSession, operation: Operation) -> None:
+async def test_what_is_wrong_with_a_body_names_the_field(http: aiohttp.ClientSession, operation: HttpOperation) -> None:
     wrong: object = {"stauts": "1"}
     if str(operation.body).startswith("list["):
         wrong = [wrong]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.tracer import Access, DummyTracer, instrument, uninstrument
+from agentlightning.tracer import DummyTracer, GatewayAccess, instrument, uninstrument
 from agentlightning.tracer.frameworks import framework_agent_name
 
 RUNS = """
@@ -134,7 +134,7 @@ async def test_what_dspy_sends_is_attributed(monkeypatch: pytest.MonkeyPatch) ->
     try:
         instrument(lambda: "writer")  # as before every attempt: it has been loaded since
         async with DummyTracer().trace_context(rollout_id="r", attempt_id="a") as trace:
-            trace.access = Access("http://127.0.0.1:1/rollout/r/attempt/a/v1", "agl-key")
+            trace.access = GatewayAccess("http://127.0.0.1:1/rollout/r/attempt/a/v1", "agl-key")
             url = "http://127.0.0.1:1/v1/chat/completions?x=1"
             request = sent.Request(url, [("Authorization", "Bearer dummy"), ("X-Mine", "1")])
             done = sent.StdlibTransport().stream(request)

@@ -29,8 +29,8 @@ from agentlightning.algorithm.episode import Sampled
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.algorithm.prompts.comparison import RUBRIC, Answers, Scored, messages_of, read_scores, schema_of
 from agentlightning.algorithm.prompts.critic import (
-    Critic,
     CriticAnswer,
+    CriticClient,
     CriticFailure,
     EngineCritic,
     HttpCritic,
@@ -60,7 +60,7 @@ _UNSUPPORTED = re.compile(r"unsupported|not support|unknown|unrecogni[sz]ed|not 
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GroupVerdict:
     """What came of judging a group."""
 
     scores: Sequence[Scored] = ()
@@ -199,7 +199,7 @@ def as_judge(given: GroupJudge | Mapping[str, Any] | None) -> GroupJudge | None:
 class Judge:
     """Asks the model of a `GroupJudge`."""
 
-    def __init__(self, part: GroupJudge, critic: Critic | None = None, without: set[str] | None = None) -> None:
+    def __init__(self, part: GroupJudge, critic: CriticClient | None = None, without: set[str] | None = None) -> None:
         """`without`: fields of requests that the endpoint is known to refuse; what is learned of it is added."""
         self._part = part
         self._rules = part.rules
@@ -229,15 +229,15 @@ class Judge:
             raise both.exceptions[0] from both
         return Answers(order, first.result(), second.result())
 
-    async def verdict(self, conversations: Sequence[Sequence[str]], seed: str) -> Verdict:
+    async def verdict(self, conversations: Sequence[Sequence[str]], seed: str) -> GroupVerdict:
         """What comes of both answers."""
         try:
             found = await self.answers(conversations, seed)
         except JudgeError as error:
-            return Verdict(masked=str(error))
+            return GroupVerdict(masked=str(error))
         least = self._part.min_agreement
         why = f"The judge's two answers agree by {found.agreement:.2f} only, less than min_agreement={least:g}."
-        return Verdict(found.scores, found.agreement, why if found.agreement < least else None)
+        return GroupVerdict(found.scores, found.agreement, why if found.agreement < least else None)
 
     async def scores(self, conversations: Sequence[Sequence[str]], order: Sequence[int], seed: str) -> list[Scored]:
         """One score for each conversation, shown in this order. Raises JudgeError."""
@@ -312,7 +312,7 @@ class _Judging(RunHooks):
         self._part = part
         self._run = run
         self._store = run.context.store
-        self._verdicts: dict[str, Verdict] = {}
+        self._verdicts: dict[str, GroupVerdict] = {}
         """By group, until the step of the group is measured."""
         self._without: set[str] = set()
         self._tokens, self._cost = 0, 0.0
@@ -359,7 +359,7 @@ class _Judging(RunHooks):
             self._tokens, self._cost = self._tokens + judge.tokens, self._cost + judge.cost
             await judge.close()
 
-    def _critic(self) -> Critic | None:
+    def _critic(self) -> CriticClient | None:
         """The base of the policies, where no endpoint is given."""
         if self._part.base_url is not None:
             return None
@@ -384,7 +384,7 @@ class _Judging(RunHooks):
             await self._store.add_many_spans([self._span(record, verdict, scored) for record, scored in pairs])
         await self._mask(good, verdict.masked)
 
-    def _span(self, record: RolloutRecord, verdict: Verdict, scored: Scored) -> Span:
+    def _span(self, record: RolloutRecord, verdict: GroupVerdict, scored: Scored) -> Span:
         """What the judge said of a rollout, with its reward unless the group is left out."""
         assert record.attempt is not None
         said = {"score": scored.score, "reason": scored.reason, "agreement": verdict.agreement}

@@ -42,10 +42,10 @@ class Overlong(SettingsGroup, Part):
             )
 
     def in_policy(self, policy: PolicyScope) -> PolicyHooks:
-        return _Count(self)
+        return _LengthCount(self)
 
 
-class _Count(PolicyHooks):
+class _LengthCount(PolicyHooks):
     def __init__(self, part: Overlong) -> None:
         self._part = part
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class KeptGroup:
     """A group of siblings that is kept for replay, with its priority."""
 
     episodes: Sequence[Episode]
@@ -43,7 +43,7 @@ class ReplayBuffer:
         self._size = size
         self._alpha = alpha
         self._seed = seed
-        self.kept: list[Kept] = []
+        self.kept: list[KeptGroup] = []
 
     def draw(self, groups: int, step: int) -> list[Episode]:
         """The rollouts of so many groups (or of all there are), the same ones for the same step."""
@@ -62,7 +62,7 @@ class ReplayBuffer:
             if (group := e.rollout.metadata.get("group")) in teaching:
                 groups.setdefault(group, []).append(e)
         found = [
-            Kept(siblings, max(spread(s.episodes) for s in looked_at(siblings, rule or CreditRule())))
+            KeptGroup(siblings, max(spread(s.episodes) for s in looked_at(siblings, rule or CreditRule())))
             for siblings in groups.values()
         ]
         self.kept = [*self.kept, *(k for k in found if k.priority > 0)][-self._size :]
@@ -79,7 +79,7 @@ class ReplayBuffer:
         read = await collect(store, [i for one in state for i in one["rollouts"]], weights) if state else []
         found = {e.rollout.rollout_id: e for e in read}
         whole = [one for one in state if found.keys() >= {*one["rollouts"]}]
-        self.kept = [Kept([found[i] for i in one["rollouts"]], one["priority"]) for one in whole]
+        self.kept = [KeptGroup([found[i] for i in one["rollouts"]], one["priority"]) for one in whole]
 
 
 def chances(priorities: Sequence[float], alpha: float) -> Float64Array:

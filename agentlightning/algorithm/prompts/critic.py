@@ -74,7 +74,7 @@ class Question:
         return sum(len(m["content"]) for m in self.messages) // 4 + self.max_tokens
 
 
-class Critic(Protocol):
+class CriticClient(Protocol):
     """Sends one request, once; returns the body of the answer as a dictionary, or raises."""
 
     async def complete(self, question: Question) -> Mapping[str, Any]: ...
@@ -95,7 +95,7 @@ class HttpCritic:
             self._session = http_session(trust_env=True)
         async with self._session.post(self._url, json=question.body, headers=self._headers) as response:
             if response.status >= 400:
-                raise _Refused(
+                raise _CriticRefused(
                     f"HTTP {response.status}: {_message(await response.text())}",
                     passing=response.status in _BUSY or response.status >= 500,
                 )
@@ -134,7 +134,9 @@ class EngineCritic:
         prompt = rendering.render([dict(m) for m in question.messages], None)
         room = (await self._engine.info()).max_context - len(prompt)
         if room < 1:
-            raise _Refused(f"its {len(prompt):,} tokens leave no room for an answer in max_context", passing=False)
+            raise _CriticRefused(
+                f"its {len(prompt):,} tokens leave no room for an answer in max_context", passing=False
+            )
         asked = (question.body.get("response_format") or {}).get("json_schema")
         reasons = rendering.starts_in_reasoning(prompt)
         params = SamplingParams(
@@ -158,7 +160,7 @@ class EngineCritic:
         """The engine is the run's."""
 
 
-class _Refused(Exception):
+class _CriticRefused(Exception):
     def __init__(self, why: str, *, passing: bool) -> None:
         super().__init__(why)
         self.passing = passing
@@ -174,13 +176,13 @@ def _message(body: str) -> str:
         return body.strip() or "no reason given"
 
 
-async def ask(critic: Critic, question: Question, timeout: float) -> CriticAnswer | CriticFailure:
+async def ask(critic: CriticClient, question: Question, timeout: float) -> CriticAnswer | CriticFailure:
     """Ask, again where the trouble may pass. Raises nothing: a failure is a value."""
     return await complete(critic, question, timeout, _read)
 
 
 async def complete(
-    critic: Critic, question: Question, timeout: float, read: Callable[[Mapping[str, Any]], Answer]
+    critic: CriticClient, question: Question, timeout: float, read: Callable[[Mapping[str, Any]], Answer]
 ) -> Answer | CriticFailure:
     """Ask likewise, and `read` the body of the answer; what that raises is a failure, too."""
     failure = CriticFailure("error", "it was not called")
@@ -191,7 +193,7 @@ async def complete(
         except TimeoutError:
             failure = CriticFailure("timeout", f"no answer within {timeout:g} s")
         except Exception as error:  # whatever a client of the user's raises: the run outlives its critic
-            name = "" if isinstance(error, _Refused) else f"{type(error).__name__}: "
+            name = "" if isinstance(error, _CriticRefused) else f"{type(error).__name__}: "
             failure = CriticFailure("error", f"{name}{error}"[:500])
             if not _passing(error):
                 break
@@ -203,7 +205,7 @@ def _passing(error: Exception) -> bool:
     """Whether it is worth another try: connections that broke, and what a provider says of itself."""
     if isinstance(error, RedirectError):
         return False
-    if isinstance(error, _Refused):
+    if isinstance(error, _CriticRefused):
         return error.passing
     status = getattr(error, "status_code", None)  # of OpenAI's client
     return status is None or status in _BUSY or status >= 500

@@ -55,7 +55,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ComparisonVerdict:
     """The result of comparing a candidate with the incumbent."""
 
     better: bool
@@ -88,7 +88,7 @@ class PromptRun:
         self.candidates: dict[str, Candidate] = {self.seed.key: self.seed}
         self.rejected: list[str] = []
         """Why edits did not become candidates."""
-        self.closest: tuple[Candidate, Verdict] | None = None
+        self.closest: tuple[Candidate, ComparisonVerdict] | None = None
         """The best comparison that was not evidence enough."""
         self._context = context
         splits: Mapping[Split, Dataset[Any]] = {"train": train, "val": val}
@@ -271,7 +271,7 @@ class PromptRun:
 
     # ---- the incumbent ---------------------------------------------------------------------------------------------
 
-    async def challenge(self, candidate: Candidate, tests: int, batch: int) -> Verdict:
+    async def challenge(self, candidate: Candidate, tests: int, batch: int) -> ComparisonVerdict:
         """Compare a candidate with the incumbent on the same validation tasks, on more of them while it leads.
 
         `tests` is how many comparisons there may be in all (see `threshold`); `batch` is how many tasks are added at a
@@ -291,7 +291,7 @@ class PromptRun:
             self.closest = candidate, verdict
         return verdict
 
-    def _verdict(self, candidate: Candidate, needed: float) -> Verdict:
+    def _verdict(self, candidate: Candidate, needed: float) -> ComparisonVerdict:
         before, after = self.known(self.incumbent), self.known(candidate)
         both = list(pairs(before, after))
         gain = sum(b - a for a, b in both) / len(both) if both else 0.0
@@ -301,9 +301,9 @@ class PromptRun:
         why = f"on {len(both)} tasks {gain:+.3f}, e-value {e_value:.3g} of {needed:g}"
         if failures > 0:
             why += f", but it fails on {failures} tasks more"
-        return Verdict(better, e_value, needed, len(both), gain, why)
+        return ComparisonVerdict(better, e_value, needed, len(both), gain, why)
 
-    async def _promote(self, candidate: Candidate, verdict: Verdict) -> None:
+    async def _promote(self, candidate: Candidate, verdict: ComparisonVerdict) -> None:
         """Make it the incumbent, in the store as the next version of the run's best resources."""
         before, self.incumbent = self.incumbent, candidate
         self.closest = None

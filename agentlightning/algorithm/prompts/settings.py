@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from agentlightning.algorithm.base import OF_THE_TRAINER, Algorithm, PolicySpec
 from agentlightning.algorithm.prompts.budget import Budget, Prices
 from agentlightning.algorithm.prompts.candidate import Candidate
-from agentlightning.algorithm.prompts.critic import ClientCritic, Critic, HttpCritic
+from agentlightning.algorithm.prompts.critic import ClientCritic, CriticClient, HttpCritic
 from agentlightning.arguments import GivenByName
 from agentlightning.backend import ModelSpec
 from agentlightning.errors import ConfigError
@@ -117,7 +117,7 @@ class PromptSettings(GivenByName, Algorithm):
             return self.rollout_config
         return self.rollout_config.model_copy(update={"timeout_seconds": self.rollout_batch_timeout})
 
-    def make_critic(self) -> Critic:
+    def make_critic(self) -> CriticClient:
         if self.critic_url is not None:
             return HttpCritic(self.critic_url, self.critic_key)
         return ClientCritic(self.async_openai_client)

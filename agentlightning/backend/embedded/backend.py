@@ -16,7 +16,7 @@ from agentlightning.backend.embedded.client import ModelProcess
 from agentlightning.backend.embedded.connection import Connection
 from agentlightning.backend.embedded.download import fetch
 from agentlightning.backend.embedded.handle import PolicyHandle
-from agentlightning.backend.embedded.protocol import Lora, Pause, Reseed, Resume, Settings
+from agentlightning.backend.embedded.protocol import Lora, Pause, ProcessSettings, Reseed, Resume
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import LearnerOptions
 from agentlightning.models import resolve_model
@@ -25,7 +25,7 @@ from agentlightning.models import resolve_model
 class EmbeddedBackend:
     """See `Backend`. The process is started by `start` and ended by `close`."""
 
-    spawn: Callable[[Settings], Awaitable[Connection]] = staticmethod(Child.spawn)
+    spawn: Callable[[ProcessSettings], Awaitable[Connection]] = staticmethod(Child.spawn)
     """Where the server runs."""
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -87,7 +87,7 @@ class EmbeddedBackend:
         return [(alias, str(root / "model" / f), str(root / "optimizer" / f)) for alias, f in folder.items()]
 
 
-def settings_of(spec: ModelSpec) -> Settings:
+def settings_of(spec: ModelSpec) -> ProcessSettings:
     """What the model process is told. Raises ModelError where there is no such model, ConfigError for ranks of what
     cannot be spread."""
     if spec.ranks > 1 and (spec.adapters or spec.critic):
@@ -99,7 +99,7 @@ def settings_of(spec: ModelSpec) -> Settings:
         raise ConfigError(
             f"tensor_parallel={spec.tensor_parallel} ranks share each layer: let ranks ({spec.ranks}) be a multiple."
         )
-    return Settings(
+    return ProcessSettings(
         model=resolve_model(spec.model),
         device=spec.device,
         dtype=spec.dtype,

@@ -11,7 +11,7 @@ from collections import deque
 from typing import Self
 
 from agentlightning.backend.embedded.connection import Connection
-from agentlightning.backend.embedded.protocol import Settings
+from agentlightning.backend.embedded.protocol import ProcessSettings
 from agentlightning.importing import import_environment
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Child(Connection):
         self._output: deque[str] = deque(maxlen=_WORDS)
 
     @classmethod
-    async def spawn(cls, settings: Settings) -> Self:
+    async def spawn(cls, settings: ProcessSettings) -> Self:
         """Start the process and hand it its settings; it is usable once `ready` is done."""
         ours, theirs = socket.socketpair()
         # Threads that spin while they wait make learning several times slower when another process wants a core.

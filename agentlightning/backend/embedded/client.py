@@ -16,7 +16,7 @@ from agentlightning.backend.base import BackendStats
 from agentlightning.backend.embedded.child import Child
 from agentlightning.backend.embedded.connection import STALL_SECONDS, Connection
 from agentlightning.backend.embedded.handle import PolicyHandle
-from agentlightning.backend.embedded.protocol import Abort, Call, GetStats, Reply, Settings, Verb
+from agentlightning.backend.embedded.protocol import Abort, GetStats, MethodCall, ProcessSettings, Reply, Verb
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
 from agentlightning.engine.events import POLICY, Request
 from agentlightning.errors import BackendDied, EngineError
@@ -37,11 +37,11 @@ class ModelProcess(PolicyHandle):
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ProcessSettings,
         *,
         start_timeout: float = 600.0,
         stall_seconds: float = STALL_SECONDS,
-        spawn: Callable[[Settings], Awaitable[Connection]] = Child.spawn,
+        spawn: Callable[[ProcessSettings], Awaitable[Connection]] = Child.spawn,
     ) -> None:
         super().__init__(self, next(iter(settings.policies), POLICY))
         self.settings = settings
@@ -142,4 +142,4 @@ class ModelProcess(PolicyHandle):
 
     async def call(self, policy: str, verb: Verb) -> Reply:
         """Have something done for a policy; raises what the process refused it with."""
-        return await self._running().call(Call(next(self._numbers), verb, policy))
+        return await self._running().call(MethodCall(next(self._numbers), verb, policy))

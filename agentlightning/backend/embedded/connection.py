@@ -8,14 +8,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 from agentlightning.backend.embedded.protocol import (
-    Call,
     CallFailed,
     Events,
     Frames,
+    MethodCall,
     Pulse,
     Ready,
     Reply,
-    Stop,
+    StopProcess,
     ToChild,
     frame,
     to_error,
@@ -23,7 +23,7 @@ from agentlightning.backend.embedded.protocol import (
 )
 from agentlightning.backend.embedded.stall import StallWatch
 from agentlightning.engine.base import Chunk
-from agentlightning.engine.events import Ended, Event, Part, Request, Sampled
+from agentlightning.engine.events import Ended, Event, PartialSample, Request, SampledTokens
 from agentlightning.errors import AgentLightningError, BackendDied
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
         """Stop listening for a request. Whether it was still going on."""
         return self._answers.pop(request_id, None) is not None
 
-    async def call(self, call: Call) -> Reply:
+    async def call(self, call: MethodCall) -> Reply:
         """Send a call and wait for its reply; raises the error that the process refused it with."""
         self._raise_if_dead()
         reply = self._replies[call.call_id] = self._loop.create_future()
@@ -104,7 +104,7 @@ class Connection(asyncio.Protocol):
     async def stop(self) -> None:
         """Ask the server to end; kill it if it does not."""
         self._stopping = True
-        self.send(Stop())
+        self.send(StopProcess())
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await asyncio.shield(self._supervisor)
@@ -165,16 +165,18 @@ class Connection(asyncio.Protocol):
 
     def _deliver(self, event: Event) -> None:
         """Hand an event to those who wait for it; nobody waits for requests that were given up."""
-        if isinstance(event, Sampled):
+        if isinstance(event, SampledTokens):
             for row, request_id in enumerate(event.request_ids):
                 answers = self._answers.get(request_id)
                 if answers is not None:
                     answers.put_nowait(_one_token(event, row))
             return
-        goes_on = isinstance(event, Part)
+        goes_on = isinstance(event, PartialSample)
         answers = self._answers.get(event.request_id) if goes_on else self._answers.pop(event.request_id, None)
         if answers is not None:
-            answers.put_nowait(event.chunk if isinstance(event, Part | Ended) else to_error(event.error, event.message))
+            answers.put_nowait(
+                event.chunk if isinstance(event, PartialSample | Ended) else to_error(event.error, event.message)
+            )
 
     def _resolve(self, call_id: int, outcome: Reply | AgentLightningError) -> None:
         waiting = self._replies.get(call_id) if call_id else self.ready
@@ -215,7 +217,7 @@ class Connection(asyncio.Protocol):
             self.ready.exception()  # whoever waited for it has it; nobody may have
 
 
-def _one_token(event: Sampled, row: int) -> Chunk:
+def _one_token(event: SampledTokens, row: int) -> Chunk:
     one = slice(row, row + 1)
     return Chunk(
         ids=event.ids[one],

@@ -7,14 +7,14 @@ import queue
 import socket
 import threading
 
-from agentlightning.backend.embedded.protocol import Frames, Stop, ToChild, to_child
+from agentlightning.backend.embedded.protocol import Frames, StopProcess, ToChild, to_child
 
 _GRACE_SECONDS = 30.0
 """How long the work in hand may go on after the parent is gone."""
 
 
 class Inbox:
-    """Messages in the order they were sent. The parent's end, by `Stop` or by dying, reads as `Stop`."""
+    """Messages in the order they were sent. The parent's end, by `StopProcess` or by dying, reads as `StopProcess`."""
 
     def __init__(self, sock: socket.socket, *, in_a_process: bool = True) -> None:
         """`in_a_process`: the process is nothing but this server's, and ends when the work in hand never does."""
@@ -44,7 +44,7 @@ class Inbox:
                 for body in frames.feed(data):
                     self._queue.put(to_child.decode(body))
         finally:
-            self._queue.put(Stop())
+            self._queue.put(StopProcess())
         # Nobody is left to wait for a checkpoint being written, but half of one helps nobody either.
         if self._in_a_process:
             threading.Event().wait(_GRACE_SECONDS)

@@ -1,8 +1,8 @@
 """What the main process and the model process say to each other: msgpack frames with a length in front, never pickles.
 
-The parent's first message is `Settings`; the child answers `Ready` or `CallFailed` (call_id 0). Afterwards the parent
-sends requests, aborts and calls, in any number and order; the child sends the engine's events, at most one frame of
-them per step, and one `Reply` or `CallFailed` per call. A closed socket is the end of either process.
+The parent's first message is `ProcessSettings`; the child answers `Ready` or `CallFailed` (call_id 0). Afterwards the
+parent sends requests, aborts and calls, in any number and order; the child sends the engine's events, at most one frame
+of them per step, and one `Reply` or `CallFailed` per call. A closed socket is the end of either process.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SocketAddress(msgspec.Struct, frozen=True):
     key: str
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, tag="settings"):
+class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True, tag="settings"):
     """How to load the policy and how much of the machine to use. None: derived from the model or the machine."""
 
     model: str
@@ -187,7 +187,7 @@ class GetStats(msgspec.Struct, frozen=True, tag="stats"):
     pass
 
 
-class Stop(msgspec.Struct, frozen=True, tag="stop"):
+class StopProcess(msgspec.Struct, frozen=True, tag="stop"):
     """End the process after what it is doing now."""
 
 
@@ -213,7 +213,7 @@ Verb = (
 )
 
 
-class Call(msgspec.Struct, frozen=True, tag="call"):
+class MethodCall(msgspec.Struct, frozen=True, tag="call"):
     """Do something and answer. Calls are done one after the other; ids start at 1."""
 
     call_id: int
@@ -266,7 +266,7 @@ class CallFailed(msgspec.Struct, frozen=True, tag="refused"):
     message: str
 
 
-ToChild = Settings | Request | Abort | Call | Stop
+ToChild = ProcessSettings | Request | Abort | MethodCall | StopProcess
 ToParent = Ready | Pulse | Events | Reply | CallFailed
 
 _DTYPES = {Int32Array: np.dtype(np.int32), Float32Array: np.dtype(np.float32)}

@@ -25,15 +25,15 @@ import transformers
 from agentlightning.backend.embedded.followers import Follower, exit_now, reach, start_here
 from agentlightning.backend.embedded.inbox import Inbox
 from agentlightning.backend.embedded.protocol import (
-    Call,
     Forward,
     ForwardBackward,
     LoadState,
+    MethodCall,
     OptimStep,
+    ProcessSettings,
     RankPlace,
     SaveState,
-    Settings,
-    Stop,
+    StopProcess,
     Verb,
     frame,
 )
@@ -65,7 +65,7 @@ _SECONDS_TO_NAME = 3.0
 class Leader:
     """The verbs of `TorchLearner`, done by all ranks together."""
 
-    def __init__(self, policy: Policy, settings: Settings) -> None:
+    def __init__(self, policy: Policy, settings: ProcessSettings) -> None:
         """`policy` is the whole model. Starts the other ranks; raises what any rank finds wrong with the model."""
         self.policy = policy
         elsewhere = settings.followers
@@ -122,7 +122,7 @@ class Leader:
     def _together(self, verb: Verb, work: Callable[[], Done]) -> Done:
         """Have the other ranks do what this one does. An error that not all of them have leaves them out of step, which
         only new processes mend."""
-        data = frame(Call(0, verb, POLICY))
+        data = frame(MethodCall(0, verb, POLICY))
         try:
             for follower in self._followers:
                 follower.sock.sendall(data)
@@ -147,7 +147,7 @@ def _meeting(host: str) -> str:
         return f"tcp://{host}:{probe.getsockname()[1]}"
 
 
-def join(settings: Settings) -> RankLearner:
+def join(settings: ProcessSettings) -> RankLearner:
     """Meet the other ranks and load this one's shard. Raises `ModelError` or `ConfigError`, on all ranks alike."""
     place = settings.place
     assert place is not None
@@ -183,15 +183,15 @@ def follow(sock: socket.socket) -> None:
     """Do what rank 0 says, until it is gone. What it finds wrong it says itself."""
     inbox = Inbox(sock)
     settings = inbox.wait()
-    if not isinstance(settings, Settings):
+    if not isinstance(settings, ProcessSettings):
         return
     try:
         learner = join(settings)
     except AgentLightningError:
         inbox.wait()  # for its end: rank 0 found the same, and is about to say it
         return
-    while not isinstance(message := inbox.wait(), Stop):
-        assert isinstance(message, Call), message
+    while not isinstance(message := inbox.wait(), StopProcess):
+        assert isinstance(message, MethodCall), message
         try:
             _do(learner, message.verb)
         except AgentLightningError as error:  # rank 0 raises the same, and what it means is decided there

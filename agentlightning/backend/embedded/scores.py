@@ -1,7 +1,7 @@
 """What a model makes of tokens that were sampled before: `python -m agentlightning.backend.embedded.scores`.
 
 A process of its own, so that whoever asks needs no torch and gets its memory back: it reads one `ScoreRequest` as JSON
-from its input, writes one `Scored` as JSON to its output, and ends.
+from its input, writes one `ScoredCalls` as JSON to its output, and ends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
 
 
-class Scored(msgspec.Struct, frozen=True):
+class ScoredCalls(msgspec.Struct, frozen=True):
     """Of each call's sampled tokens: their log-probs over the whole vocabulary at the call's temperature, and the
     entropy of the distribution that each was drawn from, in nats."""
 
@@ -44,13 +44,13 @@ class Scored(msgspec.Struct, frozen=True):
     entropies: Sequence[Sequence[float]]
 
 
-def scored(asked: ScoreRequest) -> Scored:
+def scored(asked: ScoreRequest) -> ScoredCalls:
     """Raises ModelError where the model cannot be loaded, or has not these tokens."""
     learner = TorchLearner(load_policy(asked.model, device=asked.device, dtype=asked.dtype))
     learner.policy.activate()
     logprobs_E, entropy_E = learner.scores(packed(asked.calls))
     ends = np.cumsum([len(call.response_ids) for call in asked.calls])[:-1]
-    return Scored(*([part.tolist() for part in np.split(whole, ends)] for whole in (logprobs_E, entropy_E)))
+    return ScoredCalls(*([part.tolist() for part in np.split(whole, ends)] for whole in (logprobs_E, entropy_E)))
 
 
 def packed(calls: Sequence[AskedCall]) -> PackedBatch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from agentlightning.backend.embedded.inbox import Inbox
-from agentlightning.backend.embedded.protocol import CallFailed, Settings, error_name, frame
+from agentlightning.backend.embedded.protocol import CallFailed, ProcessSettings, error_name, frame
 from agentlightning.errors import AgentLightningError, missing_extra
 from agentlightning.models import resolve_model
 
@@ -14,15 +14,15 @@ def serve(sock: socket.socket, *, in_a_process: bool) -> int:
     """Serve until the parent says stop or is gone. 0, or 1 where the policies could not be loaded."""
     inbox = Inbox(sock, in_a_process=in_a_process)
     settings = inbox.wait()
-    if not isinstance(settings, Settings):
+    if not isinstance(settings, ProcessSettings):
         return 0
     try:
         resolve_model(settings.model)  # before the heavy imports: a wrong path is answered at once
         try:
-            from agentlightning.backend.embedded.server import Server
+            from agentlightning.backend.embedded.server import ModelServer
         except ModuleNotFoundError as error:
             raise missing_extra("torch", error.name or "torch") from None
-        server = Server(settings, inbox, sock)
+        server = ModelServer(settings, inbox, sock)
     except AgentLightningError as error:
         sock.sendall(frame(CallFailed(0, error_name(error), str(error))))
         return 1

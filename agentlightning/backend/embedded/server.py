@@ -29,7 +29,6 @@ from agentlightning.backend.base import BackendStats
 from agentlightning.backend.embedded.inbox import Inbox
 from agentlightning.backend.embedded.protocol import (
     Abort,
-    Call,
     CallFailed,
     CheckPacking,
     Events,
@@ -41,9 +40,11 @@ from agentlightning.backend.embedded.protocol import (
     KeepHalf,
     KeepRoutes,
     LoadState,
+    MethodCall,
     MoveReference,
     OptimStep,
     Pause,
+    ProcessSettings,
     Publish,
     Pulse,
     Ready,
@@ -51,8 +52,7 @@ from agentlightning.backend.embedded.protocol import (
     Reseed,
     Resume,
     SaveState,
-    Settings,
-    Stop,
+    StopProcess,
     TakeUp,
     ToChild,
     ToParent,
@@ -100,7 +100,7 @@ class Clock:
 class Hosted:
     """One policy with its learner."""
 
-    def __init__(self, policy: Policy, settings: Settings, *, learns: bool = True) -> None:
+    def __init__(self, policy: Policy, settings: ProcessSettings, *, learns: bool = True) -> None:
         self.policy = policy
         policy.activate()
         self._learner = _learner(policy, settings) if learns and policy.trainable() else None
@@ -114,10 +114,10 @@ class Hosted:
         return self._learner
 
 
-class Server:
+class ModelServer:
     """The engine and the learners of the policies on one model, driven by the messages of an inbox."""
 
-    def __init__(self, settings: Settings, inbox: Inbox, sock: socket.socket) -> None:
+    def __init__(self, settings: ProcessSettings, inbox: Inbox, sock: socket.socket) -> None:
         """Loads the policies; raises `ModelError` or `ConfigError` if that cannot work."""
         transformers.logging.disable_progress_bar()
         self._inbox = inbox
@@ -134,7 +134,7 @@ class Server:
             for name, policy in policies.items()
         }
         self._drains = settings.in_flight == "finish"
-        self._calls: deque[Call] = deque()
+        self._calls: deque[MethodCall] = deque()
         self._refused: list[Event] = []
         self._clock = Clock()
         self._paused = False
@@ -161,11 +161,11 @@ class Server:
                 self._turn_to("sampling")
                 self._step()
 
-    def _drains_first(self, call: Call) -> bool:
+    def _drains_first(self, call: MethodCall) -> bool:
         """Whether running requests of the call's policy must finish before it can be done."""
         return self._is_drained_for(call) and self._engine.asked_of(call.policy)[0] > 0
 
-    def _is_drained_for(self, call: Call) -> bool:
+    def _is_drained_for(self, call: MethodCall) -> bool:
         return self._drains and isinstance(call.verb, _DRAINED_FIRST)
 
     def _admitted(self) -> list[str]:
@@ -214,11 +214,11 @@ class Server:
                     self._refused.append(_failed(message.request_id, error))
             case Abort(request_id):
                 self._engine.abort(request_id)
-            case Call():
+            case MethodCall():
                 self._calls.append(message)
-            case Stop():
+            case StopProcess():
                 self._stopped = True
-            case Settings():
+            case ProcessSettings():
                 raise AssertionError("settings come once, before the server is made")
 
     def _turn_to(self, activity: str) -> None:
@@ -247,7 +247,7 @@ class Server:
         if events:
             self._send(Events(events))
 
-    def _answer(self, call: Call) -> Reply | CallFailed:
+    def _answer(self, call: MethodCall) -> Reply | CallFailed:
         try:
             hosted = self._find(call.policy)
             hosted.policy.activate()
@@ -355,7 +355,7 @@ def _what_to_do(verb: Verb, error: Exception) -> str:
     return ""
 
 
-def _engine(policy: Policy, settings: Settings) -> TorchEngine:
+def _engine(policy: Policy, settings: ProcessSettings) -> TorchEngine:
     """For the policy and those that share its model."""
     policy.activate()
     return TorchEngine(
@@ -372,7 +372,7 @@ def _engine(policy: Policy, settings: Settings) -> TorchEngine:
     )
 
 
-def _learner(policy: Policy, settings: Settings) -> TorchLearner | Leader:
+def _learner(policy: Policy, settings: ProcessSettings) -> TorchLearner | Leader:
     if settings.verl is not None:
         return start_verl(policy, settings.dtype, settings.verl, settings.learner)
     return TorchLearner(policy, settings.learner) if settings.ranks == 1 else Leader(policy, settings)
@@ -382,7 +382,7 @@ def _failed(request_id: int, error: AgentLightningError) -> Failed:
     return Failed(request_id=request_id, message=str(error), error=error_name(error))
 
 
-def load_all(settings: Settings) -> dict[str, Policy]:
+def load_all(settings: ProcessSettings) -> dict[str, Policy]:
     """The policies that these settings name, by alias."""
     if settings.dtype not in DTYPES:
         raise ConfigError(f"There is no dtype '{settings.dtype}' for weights; choose one of {', '.join(DTYPES)}.")

@@ -30,7 +30,7 @@ from agentlightning.backend.embedded.backend import EmbeddedBackend, settings_of
 from agentlightning.backend.embedded.client import ModelProcess
 from agentlightning.backend.embedded.download import fetch
 from agentlightning.backend.fleet import first_end
-from agentlightning.backend.ray.carry import Models, Weights, is_folder, one_per_machine
+from agentlightning.backend.ray.carry import CarriedModels, Weights, is_folder, one_per_machine
 from agentlightning.backend.ray.cluster import LOOPBACK, Cluster, Placement, connected, reserve
 from agentlightning.backend.ray.elastic import Elastic
 from agentlightning.backend.ray.engine import RayEngine
@@ -63,7 +63,7 @@ class RayBackend(EmbeddedBackend):
         if self._options.on_verl:
             refuse_for_verl(spec, self._options)
         self._folder = str(Path(tempfile.gettempdir()) / f"agl-ray-{secrets.token_hex(8)}")
-        self._models = Models(self._folder)
+        self._models = CarriedModels(self._folder)
         self._numbers = itertools.count()
         self._stack = AsyncExitStack()
         self._gpus_per_rank = self._gpus_per_engine = 0.0

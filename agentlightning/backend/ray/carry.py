@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from agentlightning.backend.embedded.protocol import Settings
+from agentlightning.backend.embedded.protocol import ProcessSettings
 from agentlightning.backend.ray.folder import base_of, checksums, digest_of, pack
 from agentlightning.backend.ray.server import Placed
 from agentlightning.errors import AgentLightningError
@@ -30,7 +30,7 @@ _REMOVE_SECONDS = 10.0
 """A host that has not removed a folder by then is taken to be gone."""
 
 
-class Models:
+class CarriedModels:
     """The models of one run on the machines: brought where they are not."""
 
     def __init__(self, folder: str) -> None:
@@ -41,7 +41,9 @@ class Models:
         self._known: dict[tuple[str, str], Any] = {}
         self._locks: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def carried(self, settings: Settings, hosts: Sequence[Placed], *, beside: Sequence[Placed] = ()) -> Settings:
+    async def carried(
+        self, settings: ProcessSettings, hosts: Sequence[Placed], *, beside: Sequence[Placed] = ()
+    ) -> ProcessSettings:
         """The settings with paths that all these hosts' machines have, and of the model also those of the hosts
         `beside`. A name of the hub stays as it is, each machine loads that itself."""
 
@@ -107,7 +109,7 @@ class Weights:
     A machine's copy is written by the first of its hosts that is given them, and removed when the last one has read it.
     """
 
-    def __init__(self, export: Callable[[str, str], Awaitable[None]], learner: Placed, models: Models) -> None:
+    def __init__(self, export: Callable[[str, str], Awaitable[None]], learner: Placed, models: CarriedModels) -> None:
         """`export` has the learner write those of a policy into a directory on its machine."""
         self.models = models
         self._folder = models.folder

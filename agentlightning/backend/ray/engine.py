@@ -10,7 +10,7 @@ import msgspec
 
 from agentlightning.backend.counters import Counters
 from agentlightning.backend.fleet import Fleet
-from agentlightning.backend.ray.sampler import Sampler
+from agentlightning.backend.ray.sampler import ReplicaSampler
 from agentlightning.backend.seeds import Seeds
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
 from agentlightning.errors import BackendDied
@@ -18,10 +18,10 @@ from agentlightning.types.arrays import Int32Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class RaySampling:
     """What the engines of all policies share."""
 
-    fleet: Fleet[Sampler]
+    fleet: Fleet[ReplicaSampler]
     seeds: Seeds
     concurrency_of_each: int
     counters: Counters = field(default_factory=Counters)
@@ -30,7 +30,7 @@ class Sampling:
 class RayEngine:
     """See `Engine`. `version` is that of what was published last."""
 
-    def __init__(self, policy: str, shared: Sampling, version: int = 0) -> None:
+    def __init__(self, policy: str, shared: RaySampling, version: int = 0) -> None:
         self._policy = policy
         self._shared = shared
         self.version = version
@@ -56,7 +56,7 @@ class RayEngine:
                 yield chunk
 
     async def _sample(
-        self, sampler: Sampler, prompt_ids: Int32Array, params: SamplingParams, stream: bool
+        self, sampler: ReplicaSampler, prompt_ids: Int32Array, params: SamplingParams, stream: bool
     ) -> AsyncGenerator[Chunk, None]:
         """One try on one engine."""
         if sampler.process is None:

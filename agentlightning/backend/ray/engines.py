@@ -15,13 +15,13 @@ import msgspec
 from agentlightning.backend.base import ModelSpec
 from agentlightning.backend.counters import Counters
 from agentlightning.backend.embedded.client import ModelProcess
-from agentlightning.backend.embedded.protocol import Pause, Reseed, Resume, Settings
+from agentlightning.backend.embedded.protocol import Pause, ProcessSettings, Reseed, Resume
 from agentlightning.backend.fleet import Fleet
 from agentlightning.backend.ray.carry import Weights
-from agentlightning.backend.ray.engine import RayEngine, Sampling
+from agentlightning.backend.ray.engine import RayEngine, RaySampling
 from agentlightning.backend.ray.host import EngineProcess, Host
 from agentlightning.backend.ray.options import RayOptions
-from agentlightning.backend.ray.sampler import Sampler
+from agentlightning.backend.ray.sampler import ReplicaSampler
 from agentlightning.backend.ray.server import Placed, RayServer
 from agentlightning.backend.seeds import Seeds
 from agentlightning.errors import AgentLightningError, BackendDied, message_of
@@ -41,7 +41,7 @@ class Engines:
     """Started once, closed once."""
 
     def __init__(
-        self, spec: ModelSpec, options: RayOptions, settings: Settings, weights: Weights, place: Place
+        self, spec: ModelSpec, options: RayOptions, settings: ProcessSettings, weights: Weights, place: Place
     ) -> None:
         """`settings` are those of the run's model processes."""
         self._spec = spec
@@ -57,7 +57,7 @@ class Engines:
         self.counters = Counters()
         self.fleet = Fleet([self.make(number) for number in range(options.first_engines)], spec.max_concurrency)
         self._seeds = Seeds(spec.seed)
-        shared = Sampling(
+        shared = RaySampling(
             fleet=self.fleet, seeds=self._seeds, concurrency_of_each=spec.max_concurrency, counters=self.counters
         )
         frozen = [spec.frozen] if spec.frozen is not None else []
@@ -69,7 +69,7 @@ class Engines:
             await self._put(policy, version)
         await self.fleet.start()
 
-    def make(self, number: int) -> Sampler:
+    def make(self, number: int) -> ReplicaSampler:
         """The engine with this number, which nothing keeps alive yet."""
 
         async def launch() -> tuple[Placed, ModelProcess]:
@@ -81,7 +81,7 @@ class Engines:
                 raise
 
         bring, leave = self._bring_all, self._weights.leave
-        return Sampler(f"engine {number}", launch, bring, leave, restarts=self._options.restarts)
+        return ReplicaSampler(f"engine {number}", launch, bring, leave, restarts=self._options.restarts)
 
     async def _start_engine(self, host: Placed) -> ModelProcess:
         settings = msgspec.structs.replace(
@@ -128,14 +128,14 @@ class Engines:
         self._current[policy] = name, version
         return name
 
-    async def _bring_all(self, sampler: Sampler) -> None:
+    async def _bring_all(self, sampler: ReplicaSampler) -> None:
         async with self._lock:
             for alias in self._current:
                 await self._bring(sampler, alias)
             if self._paused and sampler.process is not None:
                 await sampler.process.call(self._spec.trained[0], Pause())
 
-    async def _brought(self, sampler: Sampler, policy: str) -> bool:
+    async def _brought(self, sampler: ReplicaSampler, policy: str) -> bool:
         """Whether it samples from them now. One that does not is replaced, and begins with them."""
         host, began = sampler.host, time.perf_counter()
         try:
@@ -149,7 +149,7 @@ class Engines:
             sampler.ready.set()
         return True
 
-    async def _bring(self, sampler: Sampler, policy: str) -> None:
+    async def _bring(self, sampler: ReplicaSampler, policy: str) -> None:
         """Raises BackendDied where it is gone, or does not take them, however often it is tried."""
         tried = 0
         while True:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from agentlightning.backend.base import ModelSpec
-from agentlightning.backend.embedded.protocol import Settings
+from agentlightning.backend.embedded.protocol import ProcessSettings
 from agentlightning.backend.ray.options import RayOptions
 from agentlightning.errors import ConfigError
 from agentlightning.learner.verl.sizes import Sizes
@@ -42,7 +42,7 @@ def refuse(checks: Mapping[str, bool]) -> None:
             raise ConfigError(f"verl's workers {words}")
 
 
-def driver_settings(settings: Settings, options: RayOptions, gpus: float) -> Settings:
+def driver_settings(settings: ProcessSettings, options: RayOptions, gpus: float) -> ProcessSettings:
     """What the process that drives the workers is told. Raises ConfigError for what they cannot do on these devices."""
     flash = (
         "share a row on GPUs in bfloat16 only (FlashAttention): set dtype='bfloat16', or leave sequence_parallel out."

@@ -22,7 +22,7 @@ from agentlightning.backend.ray.host import Host
 from agentlightning.backend.ray.options import RayOptions
 from agentlightning.backend.ray.server import Placed
 from agentlightning.backend.vllm.api import Sums
-from agentlightning.backend.vllm.command import Served, arguments, environment
+from agentlightning.backend.vllm.command import ServerContent, arguments, environment
 from agentlightning.backend.vllm.options import ServerOptions, find_vllm, shared_memory
 from agentlightning.backend.vllm.process import ServerProcess, free_port
 from agentlightning.backend.vllm.publication import for_all
@@ -48,7 +48,7 @@ class VLLMServer(Host):
         self._address = host, free_port(host)
         return *self._address, "", os.getpid(), self._machine()
 
-    async def start(self, served: Served, options: ServerOptions, key: str) -> str:
+    async def start(self, served: ServerContent, options: ServerOptions, key: str) -> str:
         """Its log. Raises ConfigError where there is no vLLM on this machine."""
         host, port = self._address
         try:
@@ -136,7 +136,7 @@ def _host_of(replica: Replica) -> Placed:
 
 
 def vllm_servers(
-    spec: ModelSpec, options: RayOptions, served: Served, info: EngineInfo, weights: Weights, place: Place
+    spec: ModelSpec, options: RayOptions, served: ServerContent, info: EngineInfo, weights: Weights, place: Place
 ) -> tuple[Servers, Callable[[int], Replica]]:
     """What samples for the policies, not started yet, and what makes one more with a number."""
     key = new_key()

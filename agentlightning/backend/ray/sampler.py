@@ -1,4 +1,4 @@
-"""`Sampler`: one engine on the cluster that is kept alive, and kept at the weights that were published last.
+"""`ReplicaSampler`: one engine on the cluster that is kept alive, and kept at the weights that were published last.
 
 It is a model process without a learner. One that ends is started again, wherever Ray finds room, and gets the current
 weights before it samples.
@@ -19,13 +19,13 @@ logger = logging.getLogger(__name__)
 
 Launch = Callable[[], Awaitable[tuple[Placed, ModelProcess]]]
 """Places a host and starts a model process in it."""
-Bring = Callable[["Sampler"], Awaitable[None]]
+Bring = Callable[["ReplicaSampler"], Awaitable[None]]
 """Gives one that just began the current weights."""
 Leave = Callable[[Placed], Awaitable[None]]
 """Removes what only this host was still to read."""
 
 
-class Sampler:
+class ReplicaSampler:
     """`run` keeps it alive until it is cancelled, or gives up with an EngineError."""
 
     def __init__(self, name: str, launch: Launch, bring: Bring, leave: Leave, *, restarts: int) -> None:

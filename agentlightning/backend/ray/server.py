@@ -15,7 +15,7 @@ from typing import Any, Self
 import msgspec
 
 from agentlightning.backend.embedded.connection import Connection
-from agentlightning.backend.embedded.protocol import Settings, SocketAddress
+from agentlightning.backend.embedded.protocol import ProcessSettings, SocketAddress
 from agentlightning.errors import AgentLightningError, BackendDied, EngineError, said_by_ray
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class RayServer(Connection):
         self._ends |= {asyncio.ensure_future(_until(other.actor.follow.remote())): other for other in others}
 
     @classmethod
-    async def spawn(cls, settings: Settings, hosts: Sequence[Placed]) -> Self:
+    async def spawn(cls, settings: ProcessSettings, hosts: Sequence[Placed]) -> Self:
         """Hand the settings to hosts that wait; usable once `ready` is done."""
         server, first = cls(hosts), hosts[0].address
         try:

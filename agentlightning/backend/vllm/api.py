@@ -11,7 +11,7 @@ from urllib.parse import urlencode, urlsplit
 import aiohttp
 import msgspec
 
-from agentlightning.backend.vllm.wire import Answer, read_answer
+from agentlightning.backend.vllm.wire import WireAnswer, read_answer
 from agentlightning.errors import BackendDied, ConfigError, EngineError
 from agentlightning.outgoing import http_session
 
@@ -37,7 +37,7 @@ class UnknownAdapter(ReplicaLost):
     """The server does not know the adapter that was asked for: it was unloaded, or the server is a new one."""
 
 
-class Api:
+class VLLMApi:
     """One server. Made, used and closed in one event loop."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
@@ -63,11 +63,11 @@ class Api:
 
     # ---- sampling --------------------------------------------------------------------------------------------------
 
-    async def generate(self, body: Mapping[str, Any]) -> Answer:
+    async def generate(self, body: Mapping[str, Any]) -> WireAnswer:
         """A whole answer. Cancelling this aborts the request in vLLM, which sees that nobody listens."""
         return read_answer(await self._post("/inference/v1/generate", body))
 
-    async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[Answer, None]:
+    async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[WireAnswer, None]:
         """An answer in parts, as they are sampled."""
         asked = self._json({**body, "stream": True, "stream_options": {"include_usage": True}})
         try:
@@ -183,7 +183,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _part(line: bytes) -> Answer:
+def _part(line: bytes) -> WireAnswer:
     """Raises ReplicaLost for the message that stands in place of a part when the engine fails half-way."""
     if line.startswith(b'{"error"'):
         raise ReplicaLost(f"vLLM broke off an answer: {_message(line.decode(errors='replace'))}")

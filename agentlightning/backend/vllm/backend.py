@@ -16,7 +16,7 @@ from agentlightning.backend.embedded.backend import EmbeddedBackend, settings_of
 from agentlightning.backend.embedded.client import ModelProcess
 from agentlightning.backend.fleet import first_end
 from agentlightning.backend.vllm.broadcast import Broadcast
-from agentlightning.backend.vllm.command import Served, arguments, environment, is_on_cpu
+from agentlightning.backend.vllm.command import ServerContent, arguments, environment, is_on_cpu
 from agentlightning.backend.vllm.engine import VLLMEngine
 from agentlightning.backend.vllm.options import find_vllm, parse_options, shared_memory
 from agentlightning.backend.vllm.process import LOOPBACK, ServerProcess, free_port
@@ -69,7 +69,7 @@ class VLLMBackend(EmbeddedBackend):
         lacking = spec.trained if served.lora_rank is not None or self._options.urls else ()
         await self.servers.start(dict.fromkeys(lacking, info.version))
 
-    def _exchange(self, folder: Path, served: Served) -> SharedFolder | Broadcast:
+    def _exchange(self, folder: Path, served: ServerContent) -> SharedFolder | Broadcast:
         """Raises ConfigError where there is nothing to send over."""
         shared, way = SharedFolder(folder, self._export), self._options.weight_transfer
         if way == "files":
@@ -78,7 +78,7 @@ class VLLMBackend(EmbeddedBackend):
             raise ConfigError("weight_transfer='nccl' is between GPUs; without them take 'gloo' or 'files'.")
         return Broadcast(shared, folder, way, self._log_folder() / "weight-transfer.log")
 
-    def _replicas(self, served: Served, bring: Bring, program: str | None) -> list[Replica]:
+    def _replicas(self, served: ServerContent, bring: Bring, program: str | None) -> list[Replica]:
         options, start = self._options, self._options.start_seconds
         if program is None:
             return [
@@ -152,7 +152,7 @@ class VLLMBackend(EmbeddedBackend):
         await self._stack.aclose()
 
 
-def served_by(spec: ModelSpec, servers: int = 1) -> Served:
+def served_by(spec: ModelSpec, servers: int = 1) -> ServerContent:
     """What each of so many servers is to hold for a policy. Raises ModelError where there is no such model."""
     model, rank = resolve_model(spec.model), spec.lora_rank
     if (config := Path(model) / "adapter_config.json").is_file():
@@ -162,7 +162,7 @@ def served_by(spec: ModelSpec, servers: int = 1) -> Served:
         rank = _DEFAULT_RANK
     shape = read_shape(model)
     longest = shape.max_context if shape is not None and shape.max_context is not None else spec.max_context
-    return Served(
+    return ServerContent(
         model=model,
         dtype=spec.dtype,
         on_cpu=is_on_cpu(spec.device),

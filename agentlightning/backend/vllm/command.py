@@ -28,7 +28,7 @@ MAX_LOGPROBS = MAX_TOP_LOGPROBS + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServerContent:
     """What a server is to hold."""
 
     model: str
@@ -45,7 +45,7 @@ class Served:
     """Memory for contexts on a CPU; None: vLLM takes a share of the machine's."""
 
 
-def arguments(program: str, served: Served, options: ServerOptions, host: str, port: int) -> list[str]:
+def arguments(program: str, served: ServerContent, options: ServerOptions, host: str, port: int) -> list[str]:
     """The command line. What `options.args` repeats wins, because it comes last."""
     lora = []
     if served.lora_rank is not None:

@@ -15,9 +15,9 @@ from agentlightning.backend.seeds import Seeds
 from agentlightning.backend.vllm.api import ReplicaLost
 from agentlightning.backend.vllm.gate import Gate
 from agentlightning.backend.vllm.plain import with_plain_logprobs
-from agentlightning.backend.vllm.publication import Publication, Target
+from agentlightning.backend.vllm.publication import RequestTarget, ServerPublication
 from agentlightning.backend.vllm.replica import Replica
-from agentlightning.backend.vllm.wire import Answer, chunk_of, prompt_of, restricts, sampling, split, versions_of
+from agentlightning.backend.vllm.wire import WireAnswer, chunk_of, prompt_of, restricts, sampling, split, versions_of
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
 from agentlightning.engine.limits import check_bias, check_grammar, check_params, check_prompt
 from agentlightning.errors import EngineError
@@ -25,12 +25,12 @@ from agentlightning.types.call import Int32Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class VLLMSampling:
     """What the engines of all policies share."""
 
     fleet: Fleet[Replica]
     gate: Gate
-    publication: Publication
+    publication: ServerPublication
     in_flight: Literal["finish", "continue"]
     info: EngineInfo
     """As the learner's process knows the model, with the context that servers have."""
@@ -41,7 +41,7 @@ class Sampling:
 class VLLMEngine:
     """See `Engine`. `version` is that of what was published last."""
 
-    def __init__(self, policy: str, shared: Sampling, version: int = 0) -> None:
+    def __init__(self, policy: str, shared: VLLMSampling, version: int = 0) -> None:
         self._policy = policy
         self._shared = shared
         self.version = version
@@ -93,7 +93,9 @@ class VLLMEngine:
                 replica.running -= 1
                 shared.counters.end()
 
-    def _body(self, prompt_ids: Int32Array, params: SamplingParams, target: Target, scored: bool) -> dict[str, Any]:
+    def _body(
+        self, prompt_ids: Int32Array, params: SamplingParams, target: RequestTarget, scored: bool
+    ) -> dict[str, Any]:
         info = self._shared.info
         # Scoring asks for one token behind the response.
         room = max(1, info.max_context - len(prompt_ids) - scored)
@@ -101,7 +103,12 @@ class VLLMEngine:
         return {**_of(target), "token_ids": prompt_ids.tolist(), "sampling_params": wanted}
 
     async def _whole(
-        self, replica: Replica, body: dict[str, Any], prompt_ids: Int32Array, params: SamplingParams, target: Target
+        self,
+        replica: Replica,
+        body: dict[str, Any],
+        prompt_ids: Int32Array,
+        params: SamplingParams,
+        target: RequestTarget,
     ) -> list[Chunk]:
         answer = await replica.api.generate(body)
         self._count(answer)
@@ -118,7 +125,7 @@ class VLLMEngine:
         return split(chunk, versions)
 
     async def _parts(
-        self, replica: Replica, body: dict[str, Any], params: SamplingParams, target: Target
+        self, replica: Replica, body: dict[str, Any], params: SamplingParams, target: RequestTarget
     ) -> AsyncGenerator[Chunk, None]:
         """No weights change meanwhile: all tokens are of the version that was current at the beginning."""
         last: Chunk | None = None
@@ -139,7 +146,7 @@ class VLLMEngine:
             raise ReplicaLost(f"The vLLM server at {replica.api.url} ended an answer half-way.")
         yield msgspec.structs.replace(last, cached_tokens=cached)
 
-    def _count(self, answer: Answer) -> None:
+    def _count(self, answer: WireAnswer) -> None:
         if answer.usage is None:
             return
         counters = self._shared.counters
@@ -148,7 +155,7 @@ class VLLMEngine:
         counters.prefilled += max(0, answer.usage.prompt_tokens - answer.cached_tokens)
 
 
-def _of(target: Target) -> dict[str, Any]:
+def _of(target: RequestTarget) -> dict[str, Any]:
     return {} if target.adapter is None else {"model": target.adapter}
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from agentlightning.backend.vllm.wire import Answer, Logprobs
+from agentlightning.backend.vllm.wire import Logprobs, WireAnswer
 from agentlightning.engine.base import Chunk, SamplingParams
 from agentlightning.errors import EngineError
 from agentlightning.types.call import Int32Array
@@ -29,7 +29,7 @@ from agentlightning.types.call import Int32Array
 AT_ONCE = 32
 """Tokens that are asked for at the same time."""
 
-Generate = Callable[[Mapping[str, Any]], Awaitable[Answer]]
+Generate = Callable[[Mapping[str, Any]], Awaitable[WireAnswer]]
 """Asks the server and adapter that sampled; the body has `token_ids` and `sampling_params`."""
 
 

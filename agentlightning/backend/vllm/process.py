@@ -23,7 +23,7 @@ _STOP_SECONDS = 15.0
 LOOPBACK = "127.0.0.1"
 
 
-class Server(Protocol):
+class VLLMProcess(Protocol):
     """A server that was started for this run."""
 
     log: Path
@@ -40,7 +40,7 @@ class Server(Protocol):
 
 
 class ServerProcess:
-    """A `Server`, on this machine. It ends with `stop`, by itself, or with this process, however that ends."""
+    """A `VLLMProcess`, on this machine. It ends with `stop`, by itself, or with this process, however that ends."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path, began: int) -> None:
         self.log = log

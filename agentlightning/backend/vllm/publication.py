@@ -1,7 +1,7 @@
 """How weights get from the learner to the servers: as an adapter under a new name, or all of them in place of the old.
 
-Both go through a directory (shared memory where there is some) that an `Exchange` brings to where the servers are. What
-is current is kept there, so that a server that starts again can be given it.
+Both go through a directory (shared memory where there is some) that a `WeightExchange` brings to where the servers are.
+What is current is kept there, so that a server that starts again can be given it.
 
     adapter       a new name and a new directory for each version; requests under way finish with the adapter that they
                   began with, and the one before the last is unloaded. Nothing waits.
@@ -33,7 +33,7 @@ Export = Callable[[str, str], Awaitable[None]]
 """Writes the weights of a policy into a directory."""
 
 
-class Exchange(Protocol):
+class WeightExchange(Protocol):
     """How directories with weights get from the learner to where servers read them. Each has a name of its own."""
 
     @property
@@ -63,7 +63,7 @@ class Exchange(Protocol):
 
 
 class SharedFolder:
-    """An `Exchange` for servers that see the learner's folders."""
+    """An `WeightExchange` for servers that see the learner's folders."""
 
     def __init__(self, folder: Path, export: Export) -> None:
         self._folder = folder
@@ -92,7 +92,7 @@ class SharedFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RequestTarget:
     """What a request must ask a server for."""
 
     adapter: str | None
@@ -103,10 +103,10 @@ class Target:
     """Whether the server says for each token by which version it was sampled."""
 
 
-class Publication(Protocol):
+class ServerPublication(Protocol):
     """What is current, and how it gets to servers."""
 
-    def target(self, policy: str) -> Target: ...
+    def target(self, policy: str) -> RequestTarget: ...
 
     async def bring(self, replica: Replica) -> None:
         """Give a server that just began what is current."""
@@ -120,7 +120,7 @@ class Publication(Protocol):
 class AdapterPublication:
     """One adapter per policy. A policy that was never published is the base model: the frozen one."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: WeightExchange) -> None:
         self._exchange = exchange
         self._current: dict[str, tuple[str, int]] = {}
         self._sums: dict[str, Sums] = {}
@@ -129,9 +129,9 @@ class AdapterPublication:
         self._run = uuid.uuid4().hex[:8]
         self._lock = asyncio.Lock()
 
-    def target(self, policy: str) -> Target:
+    def target(self, policy: str) -> RequestTarget:
         name, version = self._current.get(policy, (None, 0))
-        return Target(name, version, says_version=False)
+        return RequestTarget(name, version, says_version=False)
 
     async def bring(self, replica: Replica) -> None:
         async with self._lock:
@@ -168,7 +168,7 @@ class AdapterPublication:
 class WeightsPublication:
     """All weights of the one policy. Before the first publication servers hold what they were started with."""
 
-    def __init__(self, exchange: Exchange, gate: Gate, version: int) -> None:
+    def __init__(self, exchange: WeightExchange, gate: Gate, version: int) -> None:
         self._exchange = exchange
         self._gate = gate
         self._version = version
@@ -176,8 +176,8 @@ class WeightsPublication:
         self._sums: Sums = {}
         self._lock = asyncio.Lock()
 
-    def target(self, policy: str) -> Target:
-        return Target(None, self._version, says_version=True)
+    def target(self, policy: str) -> RequestTarget:
+        return RequestTarget(None, self._version, says_version=True)
 
     async def bring(self, replica: Replica) -> None:
         async with self._lock:

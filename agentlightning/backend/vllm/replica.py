@@ -11,8 +11,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from agentlightning.backend.vllm.api import Api, UnknownAdapter
-from agentlightning.backend.vllm.process import Server
+from agentlightning.backend.vllm.api import UnknownAdapter, VLLMApi
+from agentlightning.backend.vllm.process import VLLMProcess
 from agentlightning.errors import BackendDied, EngineError, ModelError, message_of
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ DEAF_LOOKS = 3
 SAY_SECONDS = 20.0
 """How often it is said that a server is still starting."""
 
-Launch = Callable[[], Awaitable[tuple[str, Server]]]
+Launch = Callable[[], Awaitable[tuple[str, VLLMProcess]]]
 """Starts a server; its base URL and its process."""
 Bring = Callable[["Replica"], Awaitable[None]]
 """Gives a server that just began the current weights."""
@@ -46,14 +46,14 @@ class Replica:
     ) -> None:
         """`launch` is None for a server that somebody else started at `url`."""
         self.name = name
-        self.api = Api(url, api_key)
+        self.api = VLLMApi(url, api_key)
         self.running = 0
         """Requests that it is sampling."""
         self.served = 0
         """Requests that it finished."""
         self.ready = asyncio.Event()
         self.publication_seconds = 0.0
-        self.process: Server | None = None
+        self.process: VLLMProcess | None = None
         self._launch = launch
         self._bring = bring
         self._start_seconds = start_seconds

@@ -1,6 +1,6 @@
 """`Servers`: the vLLM servers of a run, what is published to them, and the engines of its policies on them.
 
-Where the servers are and how weights get there is the backend's: it gives the replicas and an `Exchange`.
+Where the servers are and how weights get there is the backend's: it gives the replicas and an `WeightExchange`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from agentlightning.backend.base import ModelSpec
 from agentlightning.backend.counters import Counters
 from agentlightning.backend.fleet import Fleet
 from agentlightning.backend.seeds import Seeds
-from agentlightning.backend.vllm.command import Served
-from agentlightning.backend.vllm.engine import Sampling, VLLMEngine
+from agentlightning.backend.vllm.command import ServerContent
+from agentlightning.backend.vllm.engine import VLLMEngine, VLLMSampling
 from agentlightning.backend.vllm.gate import Gate
-from agentlightning.backend.vllm.publication import AdapterPublication, Exchange, WeightsPublication
+from agentlightning.backend.vllm.publication import AdapterPublication, WeightExchange, WeightsPublication
 from agentlightning.backend.vllm.replica import Bring, Replica
 from agentlightning.engine.base import EngineInfo
 
@@ -28,9 +28,9 @@ class Servers:
     def __init__(
         self,
         spec: ModelSpec,
-        served: Served,
+        served: ServerContent,
         info: EngineInfo,
-        exchange: Exchange,
+        exchange: WeightExchange,
         replicas: Callable[[Bring], Sequence[Replica]],
     ) -> None:
         """`info` is what the learner says of the model."""
@@ -47,7 +47,7 @@ class Servers:
         self.bring = self._publication.bring
         self.fleet = Fleet(replicas(self.bring), served.max_concurrency)
         many = served.max_concurrency * len(self.fleet.replicas)
-        shared = Sampling(
+        shared = VLLMSampling(
             fleet=self.fleet,
             gate=self.gate,
             publication=self._publication,

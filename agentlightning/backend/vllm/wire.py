@@ -21,7 +21,7 @@ class Alternative(msgspec.Struct, frozen=True):
     logprob: float
 
 
-class Sampled(msgspec.Struct, frozen=True):
+class WireSampled(msgspec.Struct, frozen=True):
     token_id: int
     logprob: float
     top_logprobs: list[Alternative] = []
@@ -29,10 +29,10 @@ class Sampled(msgspec.Struct, frozen=True):
 
 
 class Logprobs(msgspec.Struct, frozen=True):
-    content: list[Sampled] | None = None
+    content: list[WireSampled] | None = None
 
 
-class Span(msgspec.Struct, frozen=True):
+class WireSpan(msgspec.Struct, frozen=True):
     """The weight version of a run of sampled tokens."""
 
     version: str
@@ -40,11 +40,11 @@ class Span(msgspec.Struct, frozen=True):
     end: int
 
 
-class Choice(msgspec.Struct, frozen=True):
+class WireChoice(msgspec.Struct, frozen=True):
     token_ids: list[int] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    weight_versions: list[Span] | None = None
+    weight_versions: list[WireSpan] | None = None
     """Of an answer in parts only the last one has them, and they cover all."""
     logprobs: Logprobs | None = None
 
@@ -53,22 +53,22 @@ class PromptDetails(msgspec.Struct, frozen=True):
     cached_tokens: int | None = 0
 
 
-class Usage(msgspec.Struct, frozen=True):
+class WireUsage(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int | None = 0
     prompt_tokens_details: PromptDetails | None = None
 
 
-class Scored(msgspec.Struct, frozen=True):
+class WireScored(msgspec.Struct, frozen=True):
     logprob: float
 
 
-class Answer(msgspec.Struct, frozen=True):
+class WireAnswer(msgspec.Struct, frozen=True):
     """A whole answer, or one part of it."""
 
-    choices: list[Choice]
-    usage: Usage | None = None
-    prompt_logprobs: list[dict[str, Scored] | None] | None = None
+    choices: list[WireChoice]
+    usage: WireUsage | None = None
+    prompt_logprobs: list[dict[str, WireScored] | None] | None = None
     """For each token of the prompt its log-prob and those of the most probable ones, by id."""
 
     @property
@@ -77,7 +77,7 @@ class Answer(msgspec.Struct, frozen=True):
         return (details.cached_tokens or 0) if details is not None else 0
 
 
-read_answer = msgspec.json.Decoder(Answer).decode
+read_answer = msgspec.json.Decoder(WireAnswer).decode
 
 
 def sampling(params: SamplingParams, *, room: int, eos_ids: Sequence[int], seed: int | None) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def restricts(params: SamplingParams) -> bool:
     return cut or params.shifts_logits or params.grammar is not None
 
 
-def chunk_of(choice: Choice, params: SamplingParams, *, version: int, cached_tokens: int = 0) -> Chunk:
+def chunk_of(choice: WireChoice, params: SamplingParams, *, version: int, cached_tokens: int = 0) -> Chunk:
     """The tokens of an answer or a part of one. Their plain log-probs are right unless the settings `restricts`.
 
     A greedy token's log-prob under its own distribution is 0: nothing else could have been drawn.
@@ -142,7 +142,7 @@ def chunk_of(choice: Choice, params: SamplingParams, *, version: int, cached_tok
     )
 
 
-def _alternatives(content: Sequence[Sampled], count: int) -> tuple[Int32Array | None, Float32Array | None]:
+def _alternatives(content: Sequence[WireSampled], count: int) -> tuple[Int32Array | None, Float32Array | None]:
     if not count:
         return None, None
     rows = [sorted({(-a.logprob, a.token_id) for a in s.top_logprobs})[:count] for s in content]
@@ -151,7 +151,7 @@ def _alternatives(content: Sequence[Sampled], count: int) -> tuple[Int32Array | 
     return ids_TK, logprobs_TK
 
 
-def prompt_of(answer: Answer, prompt_ids: Int32Array, count: int) -> PromptLogprobs | None:
+def prompt_of(answer: WireAnswer, prompt_ids: Int32Array, count: int) -> PromptLogprobs | None:
     """What an answer tells of its prompt, whose first token has nothing before it, with so many alternatives."""
     rows = [{int(token): found.logprob for token, found in (row or {}).items()} for row in answer.prompt_logprobs or ()]
     wanted = prompt_ids.tolist()
@@ -170,7 +170,7 @@ def prompt_of(answer: Answer, prompt_ids: Int32Array, count: int) -> PromptLogpr
     )
 
 
-def versions_of(choice: Choice) -> list[tuple[int, int, int]]:
+def versions_of(choice: WireChoice) -> list[tuple[int, int, int]]:
     """(version, start, end) of each run of tokens under one weight version, in order. Raises EngineError where the
     server says nothing of its versions, or holds weights that nobody here published."""
     found = []

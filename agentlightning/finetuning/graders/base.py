@@ -91,7 +91,7 @@ class Grader(ABC):
         return found.checked()
 
 
-class Fields:
+class GraderFields:
     """The fields of a grader's JSON. Whatever is wrong with one is refused with its path."""
 
     def __init__(self, given: Any, param: str) -> None:

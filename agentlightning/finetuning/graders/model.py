@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from agentlightning.algorithm.parts.group_judge import refused_field
 from agentlightning.algorithm.prompts.critic import CriticFailure, HttpCritic, Question, complete
 from agentlightning.errors import JudgeError
-from agentlightning.finetuning.graders.base import Fields, Grader, GraderFailed, Grading, Score
+from agentlightning.finetuning.graders.base import Grader, GraderFailed, GraderFields, Grading, Score
 from agentlightning.finetuning.graders.settings import GraderSettings
 from agentlightning.finetuning.graders.template import Template
 
@@ -81,13 +81,13 @@ class ScoreModel(ModelGrader):
     high: float
 
     @classmethod
-    def read(cls, fields: Fields, name: str, settings: GraderSettings) -> ScoreModel:
+    def read(cls, fields: GraderFields, name: str, settings: GraderSettings) -> ScoreModel:
         found = fields.get("range")
         low, high = found if isinstance(found, list) and len(found) == 2 else (0, 1) if found is None else (0, 0)
         numbers = all(isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n) for n in (low, high))
         if not numbers or low >= high:
             raise fields.refused("range", "is no pair of numbers of which the second is larger.")
-        sampling = Fields(fields.get("sampling_params") or {}, fields.path("sampling_params"))
+        sampling = GraderFields(fields.get("sampling_params") or {}, fields.path("sampling_params"))
         given = {key: sampling.get(key) for key in _SAMPLING}
         if unknown := sorted(sampling.given.keys() - given.keys()):
             raise sampling.refused(unknown[0], f"is none of {', '.join(_SAMPLING)}.")
@@ -121,7 +121,7 @@ class LabelModel(ModelGrader):
     passing: tuple[str, ...]
 
     @classmethod
-    def read(cls, fields: Fields, name: str, settings: GraderSettings) -> LabelModel:
+    def read(cls, fields: GraderFields, name: str, settings: GraderSettings) -> LabelModel:
         labels, passing = fields.texts("labels"), fields.texts("passing_labels")
         if others := sorted(set(passing) - set(labels)):
             raise fields.refused("passing_labels", f"has {others[0]!r}, which is none of the labels.")
@@ -140,16 +140,16 @@ class LabelModel(ModelGrader):
         return float(result in self.passing)
 
 
-def _read_common(fields: Fields, settings: GraderSettings) -> tuple[tuple[Message, ...], str]:
+def _read_common(fields: GraderFields, settings: GraderSettings) -> tuple[tuple[Message, ...], str]:
     model, given = fields.text("model"), fields.get("input")
     if settings.models is not None and model not in settings.models:
         raise fields.refused("model", f"is {model!r}; graders may ask {', '.join(settings.models) or 'none'} here.")
     if not isinstance(given, list) or not given:
         raise fields.refused("input", "has no message.")
-    return tuple(_message(Fields(one, fields.path(f"input[{n}]"))) for n, one in enumerate(given)), model
+    return tuple(_message(GraderFields(one, fields.path(f"input[{n}]"))) for n, one in enumerate(given)), model
 
 
-def _message(fields: Fields) -> Message:
+def _message(fields: GraderFields) -> Message:
     role = fields.one_of("role", ["user", "assistant", "system", "developer"])
     content, path = fields.get("content"), fields.path("content")
     fields.end()
@@ -158,7 +158,7 @@ def _message(fields: Fields) -> Message:
 
 
 def _part(given: Any, path: str) -> tuple[Template, Mapping[str, Any]]:
-    fields = Fields(given, path)
+    fields = GraderFields(given, path)
     kind = fields.one_of("type", [*_TEXTS, "input_image", "input_audio"])
     if kind == "input_audio":
         return Template(()), {"type": kind, "input_audio": fields.get("input_audio")}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from agentlightning.finetuning.graders.base import Fields, Grader, GraderFailed, Grading, Score
+from agentlightning.finetuning.graders.base import Grader, GraderFailed, GraderFields, Grading, Score
 from agentlightning.finetuning.graders.formula import FUNCTIONS, Formula, FormulaError
 from agentlightning.finetuning.graders.result import Errors, Grade
 
@@ -27,7 +27,7 @@ class Multi(Grader):
         return frozenset().union(*(grader.models for grader in self.graders.values()))
 
     @classmethod
-    def of(cls, fields: Fields, name: str, graders: Mapping[str, Grader]) -> Multi:
+    def of(cls, fields: GraderFields, name: str, graders: Mapping[str, Grader]) -> Multi:
         formula = Formula.parse(fields.text("calculate_output"), list(graders), fields.path("calculate_output"))
         fields.end()
         return cls(name=name, given=fields.given, graders=graders, formula=formula)
@@ -60,7 +60,7 @@ class Multi(Grader):
         return Score(found.reward, found.tokens)
 
 
-def graders_of(fields: Fields) -> Mapping[str, Any]:
+def graders_of(fields: GraderFields) -> Mapping[str, Any]:
     """The JSON of each grader by its name in the formula. One grader alone, as the client's types have it, has its own
     name. Raises GraderRefused."""
     found = fields.get("graders")

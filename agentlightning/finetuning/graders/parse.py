@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentlightning.errors import GraderRefused
-from agentlightning.finetuning.graders.base import Fields, Grader, Grading
+from agentlightning.finetuning.graders.base import Grader, GraderFields, Grading
 from agentlightning.finetuning.graders.model import LabelModel, ScoreModel
 from agentlightning.finetuning.graders.multi import Multi, graders_of
 from agentlightning.finetuning.graders.python import PythonGrader
@@ -14,7 +14,7 @@ from agentlightning.finetuning.graders.result import Grade, Models, Sample
 from agentlightning.finetuning.graders.settings import GraderSettings, owners_settings
 from agentlightning.finetuning.graders.text import StringCheck, TextSimilarity
 
-_SINGLE: Mapping[str, Callable[[Fields, str, GraderSettings], Grader]] = {
+_SINGLE: Mapping[str, Callable[[GraderFields, str, GraderSettings], Grader]] = {
     one.type: one.read for one in (StringCheck, TextSimilarity, PythonGrader, ScoreModel, LabelModel)
 }
 KINDS = (*_SINGLE, Multi.type)
@@ -28,13 +28,13 @@ def parse_grader(grader: Mapping[str, Any], param: str = "grader", settings: Gra
     honoured under the owner's `settings`; None: those of `AGL_GRADERS`.
     """
     settings = settings or owners_settings()
-    fields = Fields(grader, param)
+    fields = GraderFields(grader, param)
     kind = fields.one_of("type", KINDS)
     if kind != Multi.type:
         return _SINGLE[kind](fields, fields.text("name", kind), settings)
     parts: dict[str, Grader] = {}
     for name, given in graders_of(fields).items():
-        below = Fields(given, fields.path(f"graders.{name}"))
+        below = GraderFields(given, fields.path(f"graders.{name}"))
         kind = below.one_of("type", list(_SINGLE))
         parts[name] = _SINGLE[kind](below, below.text("name", name), settings)
     return Multi.of(fields, fields.text("name", "multi"), parts)
@@ -49,7 +49,7 @@ async def run_grader(
     body: Mapping[str, Any], models: Models | None = None, settings: GraderSettings | None = None
 ) -> dict[str, Any]:
     """Answer `POST /v1/fine_tuning/alpha/graders/run`. Raises GraderRefused; a grader that fails is an answer."""
-    fields = Fields(body, "body")
+    fields = GraderFields(body, "body")
     for name, kind in (("model_sample", str), ("item", Mapping | None)):
         if not isinstance(body.get(name), kind):
             raise GraderRefused(f"{name} is missing, or not what it should be.", name)
@@ -60,11 +60,11 @@ async def run_grader(
 
 def validate_grader(body: Mapping[str, Any], settings: GraderSettings | None = None) -> dict[str, Any]:
     """Answer `POST /v1/fine_tuning/alpha/graders/validate`: the grader as it was sent. Raises GraderRefused."""
-    _refuse_others(Fields(body, "body"), "grader")
+    _refuse_others(GraderFields(body, "body"), "grader")
     return {"grader": dict(parse_grader(body.get("grader") or {}, settings=settings).given)}
 
 
-def _refuse_others(fields: Fields, *known: str) -> None:
+def _refuse_others(fields: GraderFields, *known: str) -> None:
     for name in fields.given:
         if name not in known:
             raise GraderRefused(f"{name} is no field of this request; it has {', '.join(known)}.", str(name))

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from agentlightning.errors import AgentLightningError
 from agentlightning.files import remove_tree
-from agentlightning.finetuning.graders.base import Fields, Grader, GraderFailed, Grading, Score
+from agentlightning.finetuning.graders.base import Grader, GraderFailed, GraderFields, Grading, Score
 from agentlightning.finetuning.graders.settings import GraderSettings
 from agentlightning.litagent.bubblewrap import Bubblewrap
 from agentlightning.litagent.isolation import check_isolation, isolated
@@ -55,7 +55,7 @@ class PythonGrader(Grader):
     settings: GraderSettings
 
     @classmethod
-    def read(cls, fields: Fields, name: str, settings: GraderSettings) -> PythonGrader:
+    def read(cls, fields: GraderFields, name: str, settings: GraderSettings) -> PythonGrader:
         source, image = fields.text("source"), fields.get("image_tag")
         if len(source.encode(errors="replace")) >= MOST_SOURCE:
             raise fields.refused("source", f"has {MOST_SOURCE // 1024} KiB or more.")
@@ -89,7 +89,7 @@ class PythonGrader(Grader):
         return Score(float(reward))
 
 
-class _Broken(Exception):
+class _BrokenSandbox(Exception):
     """The sandbox is of no further use. `flag`: whose fault that is."""
 
     def __init__(self, flag: str, why: str) -> None:
@@ -151,7 +151,7 @@ class _Line:
                         job = await self._next()
                     self._workers.discard(asyncio.current_task())  # pyright: ignore[reportArgumentType]
                     return
-            except _Broken as broken:
+            except _BrokenSandbox as broken:
                 _settle(job, GraderFailed(broken.flag, str(broken)))
             except (OSError, AgentLightningError) as error:
                 why = f"No sandbox could be made for the grader: {error}"
@@ -209,14 +209,14 @@ class _Sandbox:
     async def start(self, source: str) -> None:
         """Raises _Broken."""
         if not (await self._exchange(json.dumps(source), START_SECONDS, "python_grader_server_error")).get("ready"):
-            raise _Broken("python_grader_server_error", "The sandbox of the grader did not start.")
+            raise _BrokenSandbox("python_grader_server_error", "The sandbox of the grader did not start.")
 
     async def ask(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Raises _Broken."""
         id, flag = random_hex(8), "python_grader_runtime_error"
         found = await self._exchange(json.dumps({**request, "id": id}), self._seconds + _GRACE_SECONDS, flag)
         if found.get("id") != id:
-            raise _Broken(flag, "The grader wrote into the answers of others.")
+            raise _BrokenSandbox(flag, "The grader wrote into the answers of others.")
         return found
 
     async def _exchange(self, line: str, seconds: float, flag: str) -> Mapping[str, Any]:
@@ -231,10 +231,10 @@ class _Sandbox:
                 assert self._process.stderr is not None
                 said = (await self._process.stderr.read(1000)).decode(errors="replace").strip()
         except TimeoutError:
-            raise _Broken(flag, f"TimeoutError: there was no answer within {seconds:g} s") from None
+            raise _BrokenSandbox(flag, f"TimeoutError: there was no answer within {seconds:g} s") from None
         except (OSError, ValueError) as error:
-            raise _Broken(flag, f"The sandbox of the grader broke: {type(error).__name__}: {error}") from error
-        raise _Broken(flag, f"The sandbox of the grader ended. {said}".rstrip())
+            raise _BrokenSandbox(flag, f"The sandbox of the grader broke: {type(error).__name__}: {error}") from error
+        raise _BrokenSandbox(flag, f"The sandbox of the grader ended. {said}".rstrip())
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from agentlightning.errors import missing_extra
-from agentlightning.finetuning.graders.base import Fields, Grader, GraderFailed, Grading, Score
+from agentlightning.finetuning.graders.base import Grader, GraderFailed, GraderFields, Grading, Score
 from agentlightning.finetuning.graders.model import HttpModels
 from agentlightning.finetuning.graders.settings import EMBEDDINGS_KEY, GraderSettings
 from agentlightning.finetuning.graders.template import Template
@@ -35,7 +35,7 @@ class StringCheck(Grader):
     operation: str
 
     @classmethod
-    def read(cls, fields: Fields, name: str, settings: GraderSettings) -> StringCheck:
+    def read(cls, fields: GraderFields, name: str, settings: GraderSettings) -> StringCheck:
         operation = fields.one_of("operation", list(CHECKS), {"neq": "ne"})  # as some guides write it
         input, reference = fields.template("input"), fields.template("reference")
         fields.end()
@@ -62,7 +62,7 @@ class TextSimilarity(Grader):
     settings: GraderSettings
 
     @classmethod
-    def read(cls, fields: Fields, name: str, settings: GraderSettings) -> TextSimilarity:
+    def read(cls, fields: GraderFields, name: str, settings: GraderSettings) -> TextSimilarity:
         metric = fields.one_of("evaluation_metric", ["cosine", *METRICS])
         if metric == "cosine" and settings.embeddings_model is None:
             raise fields.refused(

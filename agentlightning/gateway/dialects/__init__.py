@@ -11,7 +11,7 @@ from agentlightning.gateway.dialects.completions import CompletionsDialect
 from agentlightning.gateway.dialects.embeddings import EmbeddingsDialect
 from agentlightning.gateway.dialects.gemini import GeminiDialect
 from agentlightning.gateway.dialects.messages import MessagesDialect
-from agentlightning.gateway.dialects.paths import Paths, Route
+from agentlightning.gateway.dialects.paths import DialectRoute, Paths
 from agentlightning.gateway.dialects.responses import ResponsesDialect
 from agentlightning.gateway.exchange import Refusal
 
@@ -34,4 +34,4 @@ def refused_in_shape(refusal: Refusal, scope: Mapping[str, Any]) -> bytes:
     return (GeminiDialect() if b"x-goog-api-key" in headers else ChatDialect()).refuse(refusal)
 
 
-__all__ = ["DIALECTS", "FORWARDED", "Dialect", "Paths", "Route", "refused_in_shape"]
+__all__ = ["DIALECTS", "FORWARDED", "Dialect", "DialectRoute", "Paths", "refused_in_shape"]

@@ -150,7 +150,7 @@ class ChatDialect(Dialect):
         return msgspec.json.encode(body)
 
     def writer(self, request: CallRequest, response_id: str, created: int, rendering: Rendering) -> StreamWriter:
-        return _Writer(request, response_id, created, rendering)
+        return _ChatWriter(request, response_id, created, rendering)
 
     def refuse(self, refusal: Refusal) -> bytes:
         return msgspec.json.encode(openai_error(refusal))
@@ -189,7 +189,7 @@ class ChatDialect(Dialect):
         return {**whole, "choices": [{"message": said, "token_ids": ids}]} if begun else whole
 
 
-class _Writer:
+class _ChatWriter:
     """Chat completion chunks: the role first, then text as it comes, then tool calls with the finish reason."""
 
     def __init__(self, request: CallRequest, response_id: str, created: int, rendering: Rendering) -> None:

@@ -110,7 +110,7 @@ class CompletionsDialect(Dialect):
         return msgspec.json.encode(body)
 
     def writer(self, request: CallRequest, response_id: str, created: int, rendering: Rendering) -> StreamWriter:
-        return _Writer(request, response_id, created, rendering)
+        return _CompletionsWriter(request, response_id, created, rendering)
 
     def refuse(self, refusal: Refusal) -> bytes:
         return msgspec.json.encode(openai_error(refusal))
@@ -123,7 +123,7 @@ class CompletionsDialect(Dialect):
         return {name: event[name] for event in events for name in told if event.get(name) is not None}
 
 
-class _Writer:
+class _CompletionsWriter:
     """Chunks of text; the tokens and log-probs of a choice come with its last one."""
 
     def __init__(self, request: CallRequest, response_id: str, created: int, rendering: Rendering) -> None:

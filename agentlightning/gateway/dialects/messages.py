@@ -134,7 +134,7 @@ class MessagesDialect(Dialect):
         )
 
     def writer(self, request: CallRequest, response_id: str, created: int, rendering: Rendering) -> StreamWriter:
-        return _Writer(request, response_id)
+        return _MessagesWriter(request, response_id)
 
     def refuse(self, refusal: Refusal) -> bytes:
         return msgspec.json.encode(_error(refusal))
@@ -169,7 +169,7 @@ class MessagesDialect(Dialect):
         return {**whole, "content": [blocks[index] for index in sorted(blocks)]} if whole else {}
 
 
-class _Writer:
+class _MessagesWriter:
     """Anthropic's events: one content block open at a time."""
 
     def __init__(self, request: CallRequest, response_id: str) -> None:

@@ -12,7 +12,7 @@ from agentlightning.gateway.dialects.base import Body, Dialect
 _VARIES = re.compile(r"\\{(\w+)\\}")
 
 
-class Route(NamedTuple):
+class DialectRoute(NamedTuple):
     """A request's URL, as far as a dialect answers for it."""
 
     dialect: Dialect
@@ -43,13 +43,13 @@ class Paths:
         """All of them, as the dialects write them."""
         return list(self._exact)
 
-    def find(self, path: str, query: str = "") -> Route | None:
+    def find(self, path: str, query: str = "") -> DialectRoute | None:
         """The dialect of a path; None if there is none."""
         found = self._exact.get(path)
         if found is None:
             matches = ((dialect, counts) for shape, dialect, counts in self._varying if shape.fullmatch(path))
             found = next(matches, None)
-        return None if found is None else Route(found[0], path, query, found[1])
+        return None if found is None else DialectRoute(found[0], path, query, found[1])
 
     def _add(self, path: str, dialect: Dialect, *, counting: bool) -> None:
         if path in self._exact:

@@ -125,7 +125,7 @@ class ResponsesDialect(Dialect):
         return msgspec.json.encode({**head, **_end(choice), "output": items, "usage": _usage(reply)})
 
     def writer(self, request: CallRequest, response_id: str, created: int, rendering: Rendering) -> StreamWriter:
-        return _Writer(request, response_id, created, rendering)
+        return _ResponsesWriter(request, response_id, created, rendering)
 
     def refuse(self, refusal: Refusal) -> bytes:
         return msgspec.json.encode(openai_error(refusal))
@@ -137,7 +137,7 @@ class ResponsesDialect(Dialect):
         return next((e["response"] for e in reversed(events) if e.get("type") in _ENDS), {})
 
 
-class _Writer:
+class _ResponsesWriter:
     """The events of a response: items open and close in the order of the output, each text part between its own."""
 
     def __init__(self, request: CallRequest, response_id: str, created: int, rendering: Rendering) -> None:

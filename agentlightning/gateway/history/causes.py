@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 
-from agentlightning.gateway.history.keys import Keys
+from agentlightning.gateway.history.keys import MessageKeys
 from agentlightning.gateway.history.tree import Entry, Walk, walk_to
 
 _MOST_PROMPTS = 8
 """System prompts that a new one is compared with, the latest ones."""
 
 
-def cause_of(keys: Keys, root: Entry, roots: Collection[Entry], walk: Walk, seen: Collection[bytes]) -> str:
+def cause_of(keys: MessageKeys, root: Entry, roots: Collection[Entry], walk: Walk, seen: Collection[bytes]) -> str:
     """The cause, should the request turn out to diverge.
 
     root, roots: where histories with the request's tools and template arguments begin, and where all do.

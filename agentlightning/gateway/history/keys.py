@@ -28,7 +28,7 @@ def similar_key(message: Message) -> bytes:
     return digest((message["role"], message["content"].strip(), [_call(c) for c in message.get("tool_calls", ())]))
 
 
-class Keys:
+class MessageKeys:
     """The keys of a request's messages, each made when it is first asked for and once."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
@@ -37,14 +37,14 @@ class Keys:
         self._similar: dict[int, bytes] = {}
 
     @classmethod
-    def made(cls, messages: Sequence[Message]) -> Keys:
+    def made(cls, messages: Sequence[Message]) -> MessageKeys:
         """With all keys made, which takes long for many messages and needs no session."""
         keys = cls(messages)
         keys.make(0, len(messages))
         return keys
 
     @classmethod
-    def of(cls, messages: Sequence[Message], digests: tuple[bytes, bytes]) -> Keys:
+    def of(cls, messages: Sequence[Message], digests: tuple[bytes, bytes]) -> MessageKeys:
         """With the keys that were made of these messages elsewhere."""
         keys = cls(messages)
         for made, joined in zip((keys._exact, keys._similar), digests, strict=True):

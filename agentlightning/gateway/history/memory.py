@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from agentlightning.gateway.history.keys import DIGEST, Keys
+from agentlightning.gateway.history.keys import DIGEST, MessageKeys
 from agentlightning.gateway.history.shared import Shared
 from agentlightning.gateway.history.tree import Entry, Piece
 
@@ -23,7 +23,7 @@ MOST_LEFT = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class SessionBudget:
     """What a session may hold; the branch in use may be larger."""
 
     messages: int = 16_384
@@ -33,7 +33,7 @@ class Budget:
 class Memory:
     """The trees of a session as far as they are held. `shared` is what it holds together with others."""
 
-    def __init__(self, budget: Budget, shared: Shared | None = None) -> None:
+    def __init__(self, budget: SessionBudget, shared: Shared | None = None) -> None:
         self._budget = budget
         self._shared = shared
         self.roots: dict[bytes, Entry] = {}
@@ -82,7 +82,7 @@ class Memory:
         self.leave(oldest)
         return True
 
-    def left(self, root: bytes, keys: Keys, known: int) -> str | None:
+    def left(self, root: bytes, keys: MessageKeys, known: int) -> str | None:
         """The call whose answer is the last one in a request that has left, of those after the `known` messages."""
         if not self._left:
             return None

@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import Any
 
 from agentlightning.gateway.history.causes import cause_of
-from agentlightning.gateway.history.keys import Keys, digest, similar_key
-from agentlightning.gateway.history.memory import Budget, Memory
+from agentlightning.gateway.history.keys import MessageKeys, digest, similar_key
+from agentlightning.gateway.history.memory import Memory, SessionBudget
 from agentlightning.gateway.history.shared import Shared
 from agentlightning.gateway.history.tree import (
     Entry,
@@ -40,7 +40,7 @@ NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(slots=True, frozen=True)
-class Question:
+class SessionRequest:
     """A request as the session sees it."""
 
     messages: Sequence[Message]
@@ -50,7 +50,7 @@ class Question:
     """The prompt, if the same was asked before."""
     cause: str | None
     """Why it diverges, should it turn out to do so."""
-    keys: Keys
+    keys: MessageKeys
     arguments: Mapping[str, Any]
     """What the request gives to the chat template."""
     left: str | None = None
@@ -109,12 +109,12 @@ class Session:
         rendering: Rendering,
         *,
         rerender: bool = False,
-        budget: Budget | None = None,
+        budget: SessionBudget | None = None,
         shared: Shared | None = None,
     ) -> None:
         self._rendering = rendering
         self._rerender = rerender
-        self.memory = Memory(budget or Budget(), shared)
+        self.memory = Memory(budget or SessionBudget(), shared)
         self._turns = 0
 
     def plan(self, messages: Sequence[Message], tools: Sequence[Tool] | None, segment_id: str) -> Prompt:
@@ -126,21 +126,21 @@ class Session:
         self,
         messages: Sequence[Message],
         tools: Sequence[Tool] | None,
-        keys: Keys | None = None,
+        keys: MessageKeys | None = None,
         arguments: Mapping[str, Any] = NO_ARGUMENTS,
-    ) -> Question:
+    ) -> SessionRequest:
         """What the session knows of a request, before anything is tokenised. `keys` of its messages, if made before;
         `arguments` that it gives to the chat template.
         """
         root = self._root(tools, arguments)
-        keys = keys or Keys(messages)
+        keys = keys or MessageKeys(messages)
         walk = walk_to(root, keys)
         if walk.entry.depth == len(messages) and walk.entry.prompt is not None:
-            return Question(messages, tools, walk, walk.entry.prompt, None, keys, arguments)
+            return SessionRequest(messages, tools, walk, walk.entry.prompt, None, keys, arguments)
         left = self.memory.left(root.key, keys, walk.turn_depth)
-        return Question(messages, tools, walk, None, self._cause(keys, root, walk), keys, arguments, left)
+        return SessionRequest(messages, tools, walk, None, self._cause(keys, root, walk), keys, arguments, left)
 
-    def tokenise(self, question: Question) -> Tokens:
+    def tokenise(self, question: SessionRequest) -> Tokens:
         """The tokens of a request. Changes nothing."""
         bridging = self.bridging(question)
         added = None if bridging is None else bridging.by(self._rendering)
@@ -149,14 +149,14 @@ class Session:
         rendering = self._rendering.with_arguments(question.arguments)
         return Tokens(rendering.render(with_tool_names(question.messages), question.tools), None)
 
-    def bridging(self, question: Question) -> Bridging | None:
+    def bridging(self, question: SessionRequest) -> Bridging | None:
         """What of a request is to be tokenised after a turn; None if it is rendered anew."""
         turn, new = question.walk.turn, with_tool_names(question.messages)[question.walk.turn_depth :]
         if turn is None or not new or self._rerender or any(m["role"] == "assistant" for m in new):
             return None
         return Bridging(turn, new, question.tools, question.arguments)
 
-    def place(self, question: Question, tokens: Tokens, segment_id: str) -> Prompt:
+    def place(self, question: SessionRequest, tokens: Tokens, segment_id: str) -> Prompt:
         """Add a request's tokens and messages to the trees."""
         start = question.walk.entry
         if start.gone or start.parent is None:  # it has left meanwhile, or is a root that none was placed below yet
@@ -169,7 +169,7 @@ class Session:
         self.memory.trim(entry)
         return entry.prompt
 
-    def _prompt(self, question: Question, tokens: Tokens, entry: Entry, segment_id: str) -> Prompt:
+    def _prompt(self, question: SessionRequest, tokens: Tokens, entry: Entry, segment_id: str) -> Prompt:
         walk = question.walk
         if tokens.after is not None:
             response = tokens.after.response
@@ -209,7 +209,7 @@ class Session:
         """Add a call that an earlier session served; its response's segment is stored, its prompt's is made anew."""
         call_id = call.info.call_id
         piece, _ = self._share(call.prompt_ids, f"{call_id}/restored")
-        keys = Keys(messages)
+        keys = MessageKeys(messages)
         known = walk_to(
             self._root(tools, arguments, keep=True), keys
         ).entry  # as it was then, though the client left reasoning out
@@ -262,7 +262,7 @@ class Session:
             piece.turn = turn
         entry = prompt.entry
         if complete:
-            entry = self._insert(entry, Keys([message]), depth=0)
+            entry = self._insert(entry, MessageKeys([message]), depth=0)
             entry.turns = [*entry.turns, turn]
         self.memory.hold(entry, piece, response)
         if prompt.entry.gone:  # it left while this was sampled; who goes on from it has all of it read back
@@ -279,7 +279,7 @@ class Session:
         root = self.memory.roots.get(key) or Entry(parent=None, depth=0, key=key, loose=loose)
         return self.memory.roots.setdefault(key, root) if keep else root
 
-    def _insert(self, entry: Entry, keys: Keys, depth: int | None = None) -> Entry:
+    def _insert(self, entry: Entry, keys: MessageKeys, depth: int | None = None) -> Entry:
         """The entry of the last of the messages, of which those before `depth` are `entry` and its parents."""
         messages = keys.messages
         for index in range(entry.depth if depth is None else depth, len(messages)):
@@ -302,7 +302,7 @@ class Session:
         self.memory.add(child)
         return child
 
-    def _cause(self, keys: Keys, root: Entry, walk: Walk) -> str | None:
+    def _cause(self, keys: MessageKeys, root: Entry, walk: Walk) -> str | None:
         return cause_of(keys, root, self.memory.roots.values(), walk, self.memory.seen) if self._turns else None
 
     # ---- tokens ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from agentlightning.gateway.history.keys import Keys
+from agentlightning.gateway.history.keys import MessageKeys
 from agentlightning.rendering.messages import Message
 from agentlightning.types.arrays import Int32Array, np
 from agentlightning.types.call import Divergence, Segment
@@ -121,7 +121,7 @@ def unrecorded(piece: Piece) -> tuple[Segment, ...]:
     return tuple(reversed(segments))
 
 
-def walk_to(root: Entry, keys: Keys) -> Walk:
+def walk_to(root: Entry, keys: MessageKeys) -> Walk:
     """Follow the messages down all branches at once, and remember the last answer on each way."""
     frontier = [Walk(root, None, 0)]
     for index, message in enumerate(keys.messages):

@@ -12,7 +12,7 @@ from agentlightning.beside import answer_the_parent, frame, frames
 
 
 def main(channel: socket.socket) -> None:
-    from agentlightning.gateway.large.wire import Stop, question_of
+    from agentlightning.gateway.large.wire import StopAnswering, question_of
     from agentlightning.gateway.large.work import answer
     from agentlightning.gateway.limits import freeze_heap
 
@@ -21,7 +21,7 @@ def main(channel: socket.socket) -> None:
     stopped.register(channel, select.POLLIN)
     for message, body in frames(channel):
         question = question_of.decode(message)
-        if not isinstance(question, Stop):
+        if not isinstance(question, StopAnswering):
             channel.sendall(frame(answer(question, body, lambda: bool(stopped.poll(0)))))
         del message, question, body
 

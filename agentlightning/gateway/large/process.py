@@ -20,14 +20,14 @@ from agentlightning.gateway.large.wire import (
     MakeGrammar,
     Question,
     Read,
-    Stop,
+    StopAnswering,
     Unloadable,
     answer_of,
     encoded,
 )
 from agentlightning.gateway.limits import RequestLimits
 from agentlightning.places import Places
-from agentlightning.rendering.base import Source
+from agentlightning.rendering.base import RenderingSource
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class _Running:
 
     def __init__(self, process: ProcessBeside) -> None:
         self.process = process
-        self.loaded: set[Source] = set()
+        self.loaded: set[RenderingSource] = set()
         self._sending = False
         self._stopped = False
 
@@ -181,10 +181,10 @@ class _Running:
             self._say_stop()
 
     def _say_stop(self) -> None:
-        self.process.send_soon(encoded(Stop()))
+        self.process.send_soon(encoded(StopAnswering()))
 
 
-def _sources(question: Question) -> set[Source]:
+def _sources(question: Question) -> set[RenderingSource]:
     """The renderings that a question needs."""
     if isinstance(question, Read):
         return {measure.source for measure in question.models.values()}

@@ -26,26 +26,26 @@ from agentlightning.gateway.large.wire import (
     Encode,
     Exceeds,
     Grammar,
-    Ids,
     Impossible,
     MakeGrammar,
     Measure,
     NeedsHistory,
-    Prompt,
+    PromptFields,
     Question,
     Read,
     RefusedRequest,
     Render,
     Said,
     Taken,
+    TokenIds,
     Unloadable,
     messages_of,
 )
 from agentlightning.gateway.limits import RequestLimits, in_background
 from agentlightning.gateway.prompts import KINDS, Injected
-from agentlightning.gateway.sampling.constraint import Constraint, grammar_of
+from agentlightning.gateway.sampling.constraint import FormConstraint, grammar_of
 from agentlightning.rendering import RenderersRendering, Rendering
-from agentlightning.rendering.base import Source
+from agentlightning.rendering.base import RenderingSource
 from agentlightning.rendering.messages import Message, Tool
 from agentlightning.types.arrays import Int32Array, int32_array, int32_bytes
 
@@ -62,7 +62,7 @@ class LargeRequests:
         self.limits = limits
         self.backoff = Backoff(limits.refused_wait)
         self.process = LargeProcess(limits, self.backoff.charge)
-        self._unloadable: set[Source] = set()
+        self._unloadable: set[RenderingSource] = set()
 
     async def close(self) -> None:
         await self.process.close()
@@ -94,7 +94,7 @@ class LargeRequests:
         source = self._source(rendering)
         if source is not None:
             found = await self._ask(owner, source, Render(source, messages, tools))
-            if isinstance(found, Ids) and found.ids is not None:
+            if isinstance(found, TokenIds) and found.ids is not None:
                 return int32_array(found.ids)
         return await in_background(rendering.render, messages, tools)
 
@@ -111,7 +111,7 @@ class LargeRequests:
                 bridging.keep_reasoning,
             )
             found = await self._ask(owner, source, sent)
-            if isinstance(found, Ids):
+            if isinstance(found, TokenIds):
                 return None if found.ids is None else int32_array(found.ids)
         return await in_background(bridging.by, rendering)
 
@@ -120,7 +120,7 @@ class LargeRequests:
         source = self._source(rendering)
         if source is not None:
             found = await self._ask(owner, source, Encode(source, text))
-            if isinstance(found, Ids) and found.ids is not None:
+            if isinstance(found, TokenIds) and found.ids is not None:
                 return int32_array(found.ids)
         return await in_background(rendering.encode, text)
 
@@ -138,7 +138,7 @@ class LargeRequests:
             gone.set()  # nobody waits any more
 
     async def grammar(
-        self, owner: Hashable, rendering: Rendering, constraint: Constraint, in_reasoning: bool
+        self, owner: Hashable, rendering: Rendering, constraint: FormConstraint, in_reasoning: bool
     ) -> str | None:
         """`grammar_of` the constraint."""
         source = self._source(rendering)
@@ -151,7 +151,7 @@ class LargeRequests:
                 return found.text
         return await in_background(grammar_of, constraint, rendering, in_reasoning)
 
-    async def _ask(self, owner: Hashable, source: Source, question: Question) -> Answer:
+    async def _ask(self, owner: Hashable, source: RenderingSource, question: Question) -> Answer:
         """Raises `ModelError` as the rendering would."""
         found = await self.process.ask(owner, question)
         if isinstance(found, Impossible):
@@ -160,13 +160,13 @@ class LargeRequests:
             self._give_up(source, found.why)
         return found
 
-    def _source(self, rendering: Rendering) -> Source | None:
+    def _source(self, rendering: Rendering) -> RenderingSource | None:
         if os.name != "posix" or not isinstance(rendering, RenderersRendering):
             return None
         source = rendering.source
         return None if source is None or source.base in self._unloadable else source
 
-    def _give_up(self, source: Source, why: str) -> None:
+    def _give_up(self, source: RenderingSource, why: str) -> None:
         if source.base not in self._unloadable:
             self._unloadable.add(source.base)
             logger.warning("Large requests to %s are handled in the gateway's own process: %s", source.path, why)
@@ -187,13 +187,13 @@ async def _whole(taken: Taken) -> CallRequest:
     )
 
 
-def sent_prompts(prompts: Sequence[Injected]) -> Sequence[Prompt]:
+def sent_prompts(prompts: Sequence[Injected]) -> Sequence[PromptFields]:
     """Prompts as they are sent to the process."""
     return [_sent(p) for p in prompts]
 
 
-def _sent(prompt: Injected) -> Prompt:
+def _sent(prompt: Injected) -> PromptFields:
     """Without what a type of the user's own may add."""
     kind, known = next((kind, known) for kind, known in KINDS.items() if isinstance(prompt, known))
     fields = prompt.model_dump(mode="json").items()
-    return Prompt(kind, {name: value for name, value in fields if name in known.model_fields})
+    return PromptFields(kind, {name: value for name, value in fields if name in known.model_fields})

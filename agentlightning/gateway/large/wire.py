@@ -12,8 +12,8 @@ import msgspec
 
 from agentlightning.gateway.exchange import CallRequest, Refusal
 from agentlightning.gateway.limits import RequestLimits
-from agentlightning.gateway.sampling.constraint import Constraint
-from agentlightning.rendering.base import Source
+from agentlightning.gateway.sampling.constraint import FormConstraint
+from agentlightning.rendering.base import RenderingSource
 from agentlightning.rendering.messages import Message, Tool
 
 # ---- what is asked ---------------------------------------------------------------------------------------------------
@@ -22,13 +22,13 @@ from agentlightning.rendering.messages import Message, Tool
 class Measure(msgspec.Struct, frozen=True):
     """What a request's length is checked by."""
 
-    source: Source
+    source: RenderingSource
     max_context: int
     refuses: bool
     """False where a conversation that is too long is cut."""
 
 
-class Prompt(msgspec.Struct, frozen=True):
+class PromptFields(msgspec.Struct, frozen=True):
     """A resource that is put into requests (`gateway.prompts`), by its fields."""
 
     kind: str
@@ -50,7 +50,7 @@ class Read(msgspec.Struct, frozen=True, tag=True):
     """By the names that clients may give."""
     names: Sequence[str]
     """If there are any, a model that is not one of them means the first."""
-    prompts: Sequence[Prompt]
+    prompts: Sequence[PromptFields]
     agent: str | None
     answered: Mapping[str, list[Message] | None]
     """The histories that were asked for by `NeedsHistory`; None for one that does not exist."""
@@ -59,17 +59,17 @@ class Read(msgspec.Struct, frozen=True, tag=True):
 class Load(msgspec.Struct, frozen=True, tag=True):
     """Make ready what the questions after it need."""
 
-    source: Source
+    source: RenderingSource
 
 
 class Render(msgspec.Struct, frozen=True, tag=True):
-    source: Source
+    source: RenderingSource
     messages: Sequence[Message]
     tools: Sequence[Tool] | None
 
 
 class Bridge(msgspec.Struct, frozen=True, tag=True):
-    source: Source
+    source: RenderingSource
     prompt_ids: bytes
     response_ids: bytes
     messages: Sequence[Message]
@@ -78,23 +78,23 @@ class Bridge(msgspec.Struct, frozen=True, tag=True):
 
 
 class Encode(msgspec.Struct, frozen=True, tag=True):
-    source: Source
+    source: RenderingSource
     text: str
 
 
 class Exceeds(msgspec.Struct, frozen=True, tag=True):
-    source: Source
+    source: RenderingSource
     texts: Sequence[str]
     tokens: int
 
 
 class MakeGrammar(msgspec.Struct, frozen=True, tag=True):
-    source: Source
-    constraint: Constraint
+    source: RenderingSource
+    constraint: FormConstraint
     in_reasoning: bool
 
 
-class Stop(msgspec.Struct, frozen=True, tag=True):
+class StopAnswering(msgspec.Struct, frozen=True, tag=True):
     """Nobody waits for the answer to the last question any more. Gets no answer of its own."""
 
 
@@ -153,7 +153,7 @@ class RefusedRequest(msgspec.Struct, frozen=True, tag=True):
         return Refusal(self.message, status=self.status, kind=self.kind, code=self.code, param=self.param)
 
 
-class Ids(msgspec.Struct, frozen=True, tag=True):
+class TokenIds(msgspec.Struct, frozen=True, tag=True):
     """Tokens as little-endian int32; None where there are none to be had."""
 
     ids: bytes | None
@@ -192,7 +192,7 @@ Answer = (
     | NeedsHistory
     | Unmeasured
     | RefusedRequest
-    | Ids
+    | TokenIds
     | Said
     | Grammar
     | Impossible
@@ -200,7 +200,7 @@ Answer = (
     | Broken
 )
 
-question_of = msgspec.msgpack.Decoder(Question | Stop)
+question_of = msgspec.msgpack.Decoder(Question | StopAnswering)
 answer_of = msgspec.msgpack.Decoder(Answer)
 messages_of = msgspec.msgpack.Decoder(list[Message])
 

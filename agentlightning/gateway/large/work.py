@@ -12,7 +12,7 @@ from agentlightning.errors import AgentLightningError, ModelError
 from agentlightning.gateway.dialects import DIALECTS
 from agentlightning.gateway.dialects.fields import check_strict, required
 from agentlightning.gateway.exchange import CallRequest, Refusal
-from agentlightning.gateway.history.keys import Keys
+from agentlightning.gateway.history.keys import MessageKeys
 from agentlightning.gateway.large.wire import (
     Answer,
     Bridge,
@@ -21,19 +21,19 @@ from agentlightning.gateway.large.wire import (
     Encode,
     Exceeds,
     Grammar,
-    Ids,
     Impossible,
     Load,
     MakeGrammar,
     Measure,
     NeedsHistory,
-    Prompt,
+    PromptFields,
     Question,
     Read,
     RefusedRequest,
     Render,
     Said,
     Taken,
+    TokenIds,
     Unloadable,
     Unmeasured,
 )
@@ -45,7 +45,7 @@ from agentlightning.gateway.sampling.served import as_served
 from agentlightning.gateway.sampling.size import COUNTED, LONG, fewest_tokens, least_of, size_of, texts_of, too_long
 from agentlightning.gateway.stable_prefix import parse_stable
 from agentlightning.rendering import Rendering, load_rendering
-from agentlightning.rendering.base import Source
+from agentlightning.rendering.base import RenderingSource
 from agentlightning.rendering.messages import Message, with_tool_names
 from agentlightning.types.arrays import int32_array, int32_bytes
 
@@ -120,7 +120,7 @@ def _answer(question: Question, body: bytes | bytearray, stopped: Stopped) -> An
         case Read():
             return _read(question, body, stopped)
         case Render():
-            return Ids(int32_bytes(_rendering(question.source).render(question.messages, question.tools)))
+            return TokenIds(int32_bytes(_rendering(question.source).render(question.messages, question.tools)))
         case Bridge():
             added = _rendering(question.source).bridge(
                 int32_array(question.prompt_ids),
@@ -129,21 +129,21 @@ def _answer(question: Question, body: bytes | bytearray, stopped: Stopped) -> An
                 question.tools,
                 keep_reasoning=question.keep_reasoning,
             )
-            return Ids(None if added is None else int32_bytes(added))
+            return TokenIds(None if added is None else int32_bytes(added))
         case Encode():
-            return Ids(int32_bytes(_rendering(question.source).encode(question.text)))
+            return TokenIds(int32_bytes(_rendering(question.source).encode(question.text)))
         case Exceeds():
             return Said(_rendering(question.source).exceeds(question.texts, question.tokens, stopped))
         case MakeGrammar():
             return _grammar(question)
 
 
-def _rendering(source: Source) -> Rendering:
+def _rendering(source: RenderingSource) -> Rendering:
     return _loaded(source.base).with_arguments(msgspec.json.decode(source.arguments))
 
 
 @cache
-def _loaded(source: Source) -> Rendering:
+def _loaded(source: RenderingSource) -> Rendering:
     try:
         return load_rendering(source.path, source.renderer)
     except (AgentLightningError, OSError) as error:
@@ -151,7 +151,7 @@ def _loaded(source: Source) -> Rendering:
 
 
 @cache
-def _least(source: Source) -> int:
+def _least(source: RenderingSource) -> int:
     return least_of(_rendering(source))
 
 
@@ -194,7 +194,7 @@ def _read(read: Read, body: bytes | bytearray, stopped: Stopped) -> Answer:
     return _taken(model, request, measured)
 
 
-def _prompt(prompt: Prompt) -> Injected:
+def _prompt(prompt: PromptFields) -> Injected:
     return KINDS[prompt.kind].model_validate(prompt.fields)
 
 
@@ -238,7 +238,7 @@ def _taken(model: str, request: CallRequest, measured: bool) -> Taken:
             remember=None,
             measured=measured,
             size=size_of(request),
-            digests=Keys.made(messages).digests,
+            digests=MessageKeys.made(messages).digests,
         ),
         pieces=[msgspec.Raw(msgspec.msgpack.encode(piece)) for piece in pieces],
         remembered_from=None if remembered is None else len(messages) - len(remembered),

@@ -40,7 +40,7 @@ class _Head(msgspec.Struct, frozen=True):
     boot: str
 
 
-class Journal:
+class CallJournal:
     """Belongs to one gateway at a time."""
 
     def __init__(self, path: str | Path) -> None:

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from agentlightning.errors import StoreError, StoreUnavailableError
-from agentlightning.gateway.recording.journal import Journal, Owner
+from agentlightning.gateway.recording.journal import CallJournal, Owner
 from agentlightning.store.base import LightningStore
 from agentlightning.types import CallRecord, Span
 
@@ -42,7 +42,7 @@ class Recorder:
         self,
         store: LightningStore,
         lost: Lost,
-        journal: Journal | None = None,
+        journal: CallJournal | None = None,
         *,
         capacity: int = 2048,
         share: int = 256,

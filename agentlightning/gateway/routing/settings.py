@@ -9,7 +9,7 @@ import msgspec
 from agentlightning.arguments import refuse_missing, refuse_unknown
 
 
-class _ByName(type(msgspec.Struct)):
+class _NamedFields(type(msgspec.Struct)):
     if not TYPE_CHECKING:  # type checkers and editors look at the fields
 
         def __call__(cls, *positional: Any, **given: Any) -> Any:
@@ -24,5 +24,5 @@ class _ByName(type(msgspec.Struct)):
                 raise
 
 
-class Settings(msgspec.Struct, metaclass=_ByName, frozen=True, kw_only=True):
+class RoutingSettings(msgspec.Struct, metaclass=_NamedFields, frozen=True, kw_only=True):
     """Fields are given by name."""

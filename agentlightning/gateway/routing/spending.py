@@ -17,7 +17,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.routing.reservations import Reservations
-from agentlightning.gateway.routing.settings import Settings
+from agentlightning.gateway.routing.settings import RoutingSettings
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attributes
 from agentlightning.types.names import CHAT, COST, EMBEDDINGS
@@ -82,7 +82,7 @@ def _number(found: Mapping[str, Any], name: str) -> int:
     return min(max(value, 0), _MOST) if isinstance(value, int) else 0
 
 
-class TokenPrice(Settings, frozen=True, kw_only=True):
+class TokenPrice(RoutingSettings, frozen=True, kw_only=True):
     """What a provider asks for a million tokens, in any currency."""
 
     input: float = 0.0
@@ -102,7 +102,7 @@ class TokenPrice(Settings, frozen=True, kw_only=True):
         return (fresh * self.input + usage.cached * cached + usage.output * self.output) / 1e6
 
 
-class SpendingLimits(Settings, frozen=True, kw_only=True):
+class SpendingLimits(RoutingSettings, frozen=True, kw_only=True):
     """How much may be asked of a provider; None is no limit."""
 
     calls: int | None = None

@@ -24,14 +24,14 @@ import msgspec
 
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.attempts import LiveAttempt
-from agentlightning.gateway.dialects import Dialect, Route
+from agentlightning.gateway.dialects import Dialect, DialectRoute
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.limits import in_background
 from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.recording.records import Forwarded, Place, forwarded_span
 from agentlightning.gateway.recording.refusals import record_refusal
 from agentlightning.gateway.routing.overheard import answer_in, overhear
-from agentlightning.gateway.routing.settings import Settings
+from agentlightning.gateway.routing.settings import RoutingSettings
 from agentlightning.gateway.routing.spending import Account, SpendingLimits, TokenPrice, Usage
 from agentlightning.keys import not_empty
 from agentlightning.outgoing import http_session
@@ -48,7 +48,7 @@ _KEPT_BYTES = 2**20
 """How much of a response's body its span keeps."""
 
 
-class Provider(Settings, frozen=True, kw_only=True):
+class Provider(RoutingSettings, frozen=True, kw_only=True):
     """Any server that speaks one of the gateway's wire formats."""
 
     base_url: str | tuple[str, ...]
@@ -110,7 +110,7 @@ class Upstream:
     @asynccontextmanager
     async def forward(
         self,
-        route: Route,
+        route: DialectRoute,
         body: Mapping[str, Any],
         live: LiveAttempt,
         place: Place,

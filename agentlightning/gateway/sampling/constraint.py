@@ -25,7 +25,7 @@ _SCHEMAS_BY_NAME = ("properties", "$defs", "definitions")
 _VALUES = ("type", "required", "enum")
 
 
-class Constraint(msgspec.Struct, frozen=True, kw_only=True):
+class FormConstraint(msgspec.Struct, frozen=True, kw_only=True):
     """What a request says of the form of its response."""
 
     tools: list[Tool] | None
@@ -39,7 +39,7 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the response is a text and nothing else, as after a raw prompt: no reasoning, no calls."""
 
 
-def constraint_of(request: CallRequest) -> Constraint | None:
+def constraint_of(request: CallRequest) -> FormConstraint | None:
     """None if the response may be anything."""
     choice, tools = request.tool_choice, request.tools if reads_tools(request) else None
     if tools and choice.among:
@@ -48,11 +48,11 @@ def constraint_of(request: CallRequest) -> Constraint | None:
         meant = [_spare(tool) for tool in tools or () if choice.name in (None, _name(tool))]
         several = request.parallel_tool_calls and choice.name is None
         strict = {_name(tool): request.strict[_name(tool)] for tool in meant if _name(tool) in request.strict}
-        return Constraint(tools=meant, required=True, several=several, strict=strict)
+        return FormConstraint(tools=meant, required=True, several=several, strict=strict)
     if request.schema is not None:
         meant = [_spare(tool) for tool in tools] if tools else None
         strict = request.strict if tools else {}
-        return Constraint(
+        return FormConstraint(
             tools=meant,
             required=False,
             several=True,
@@ -62,11 +62,11 @@ def constraint_of(request: CallRequest) -> Constraint | None:
         )
     if tools and (request.strict or choice.among):
         meant = [_spare(tool) if _name(tool) in request.strict else _loose(tool) for tool in tools]
-        return Constraint(tools=meant, required=False, several=request.parallel_tool_calls, strict=request.strict)
+        return FormConstraint(tools=meant, required=False, several=request.parallel_tool_calls, strict=request.strict)
     return None
 
 
-def encoded(constraint: Constraint, most: int) -> bytes:
+def encoded(constraint: FormConstraint, most: int) -> bytes:
     """The constraint as bytes. Raises `Refusal` if its schemas are larger than allowed."""
     found = msgspec.msgpack.encode(constraint)
     if len(found) > most:
@@ -80,7 +80,7 @@ def encoded(constraint: Constraint, most: int) -> bytes:
     return found
 
 
-def is_simple(constraint: Constraint, size: int) -> bool:
+def is_simple(constraint: FormConstraint, size: int) -> bool:
     """Whether the grammar is made in a few milliseconds, whoever wrote the schemas."""
     if size > _SIMPLE_BYTES:
         return False
@@ -112,7 +112,7 @@ def _inside(value: Any, kind: type) -> list[Any]:
     return list(value.values() if isinstance(value, dict) else value)
 
 
-def grammar_of(constraint: Constraint, rendering: Rendering, in_reasoning: bool) -> str | None:
+def grammar_of(constraint: FormConstraint, rendering: Rendering, in_reasoning: bool) -> str | None:
     """The grammar of such a response, for the engine; None if it is free after all. Raises `Refusal`."""
     for tool in constraint.tools or ():
         if _name(tool) in constraint.strict:

@@ -18,7 +18,7 @@ _OVERHEAD = 256
 _DIGEST = 16
 
 
-class Grammars:
+class GrammarCache:
     """Makes grammars, and keeps the latest by what they were made from."""
 
     def __init__(self, rendering: Rendering, large: LargeRequests) -> None:

@@ -18,14 +18,14 @@ from agentlightning.engine.base import EngineInfo
 from agentlightning.errors import ModelError
 from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.exchange import CallRequest, Refusal, unsupported
-from agentlightning.gateway.history.keys import Keys
-from agentlightning.gateway.history.session import Question, Session, Tokens
+from agentlightning.gateway.history.keys import MessageKeys
+from agentlightning.gateway.history.session import Session, SessionRequest, Tokens
 from agentlightning.gateway.history.tree import Prompt, path_ids
 from agentlightning.gateway.history.truncation import Truncation
 from agentlightning.gateway.large.requests import LargeRequests
 from agentlightning.gateway.recording.records import Place
 from agentlightning.gateway.routing.models import AttemptLimits
-from agentlightning.gateway.sampling.grammars import Grammars
+from agentlightning.gateway.sampling.grammars import GrammarCache
 from agentlightning.gateway.sampling.settings import Overrides, settle
 from agentlightning.gateway.sampling.size import (
     COUNTED,
@@ -85,7 +85,7 @@ class Planner:
         self._info = info
         self._rendering = rendering
         self._large = large
-        self._grammars = Grammars(rendering, large)
+        self._grammars = GrammarCache(rendering, large)
         self._policy = policy
         self._limits = limits
         self._overrides = overrides
@@ -227,12 +227,12 @@ class Planner:
             raise unsupported("messages", f"with the renderer '{name}' an answer cannot be begun for the model.")
         return arrival.live.session(self._policy).begin(prompt, added, f"{arrival.response_id}/b")
 
-    async def _look_up(self, session: Session, request: CallRequest, live: LiveAttempt) -> Question:
+    async def _look_up(self, session: Session, request: CallRequest, live: LiveAttempt) -> SessionRequest:
         """What the session knows of a request, or knew. The keys of many messages are made in pieces."""
         if request.digests is not None:
-            keys = Keys.of(request.messages, request.digests)
+            keys = MessageKeys.of(request.messages, request.digests)
         else:
-            keys = Keys(request.messages)
+            keys = MessageKeys(request.messages)
             for start in range(0, len(request.messages) - MANY, MANY):
                 keys.make(start, start + MANY)
                 await asyncio.sleep(0)
@@ -242,7 +242,7 @@ class Planner:
         await live.recall(question.left)
         return session.look_up(request.messages, request.tools, keys, request.arguments)
 
-    async def _tokenised(self, session: Session, question: Question, live: LiveAttempt) -> Tokens:
+    async def _tokenised(self, session: Session, question: SessionRequest, live: LiveAttempt) -> Tokens:
         """`Session.tokenise`, elsewhere where it takes long."""
         bridging = session.bridging(question)
         if bridging is not None:
@@ -258,7 +258,7 @@ class Planner:
             return Tokens(rendering.render(messages, question.tools), None)
         return Tokens(await self._large.render(live.key, rendering, messages, question.tools), None)
 
-    async def _length(self, session: Session, question: Question, live: LiveAttempt) -> int:
+    async def _length(self, session: Session, question: SessionRequest, live: LiveAttempt) -> int:
         """How many tokens the prompt of a request has, as the session would continue it."""
         if question.known is not None:
             return question.known.piece.end
@@ -326,7 +326,7 @@ class Planner:
         return used
 
 
-def _fresh(question: Question) -> list[str]:
+def _fresh(question: SessionRequest) -> list[str]:
     """The texts of a request that are yet to be tokenised."""
     if question.goes_on:
         return list(texts_in(question.messages[question.walk.turn_depth :], None))

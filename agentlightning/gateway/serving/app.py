@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from agentlightning.backoff import ObservedRequest
 from agentlightning.errors import StoreError
 from agentlightning.gateway.attempts import Attempts, LiveAttempt
-from agentlightning.gateway.dialects import FORWARDED, Dialect, Paths, Route, refused_in_shape
+from agentlightning.gateway.dialects import FORWARDED, Dialect, DialectRoute, Paths, refused_in_shape
 from agentlightning.gateway.dialects.base import openai_error
 from agentlightning.gateway.exchange import CallRequest, Refusal
 from agentlightning.gateway.large.requests import LargeRequests
@@ -178,7 +178,7 @@ class GatewayApp:
         models = [_model(name) for name in names]
         return {"object": "list", "data": models, "models": models, **page}  # "models" for Google's clients
 
-    async def _call(self, route: Route, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
+    async def _call(self, route: DialectRoute, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
         watched = ObservedRequest(receive, send)
         with ExitStack() as counted:
             counted.callback(self._backoff.settle, watched)
@@ -190,7 +190,7 @@ class GatewayApp:
 
     async def _begin(
         self,
-        route: Route,
+        route: DialectRoute,
         path: re.Match[str],
         headers: Mapping[bytes, bytes],
         counted: ExitStack,
@@ -299,7 +299,7 @@ class GatewayApp:
 
     async def _handler(
         self,
-        route: Route,
+        route: DialectRoute,
         knows_models: bool,
         body: bytes,
         live: LiveAttempt,

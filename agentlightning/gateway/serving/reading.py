@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentlightning.gateway.attempts import LiveAttempt
-from agentlightning.gateway.dialects import DIALECTS, Route
+from agentlightning.gateway.dialects import DIALECTS, DialectRoute
 from agentlightning.gateway.dialects.fields import check_strict, required
 from agentlightning.gateway.exchange import CallRequest, Refusal
 from agentlightning.gateway.history.answered import Answered
@@ -54,7 +54,7 @@ class Router(Protocol):
 class Incoming:
     """A request of an attempt that is yet to be read."""
 
-    route: Route
+    route: DialectRoute
     body: bytes
     live: LiveAttempt
     place: Place

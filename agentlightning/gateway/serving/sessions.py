@@ -34,7 +34,7 @@ End = Callable[[str, str], Awaitable[object]]
 
 
 @dataclass(eq=False)
-class Session:
+class NamedSession:
     name: str
     kept: bool
     """Whether another request may come."""
@@ -51,14 +51,14 @@ class Sessions:
         self._seconds = seconds
         self._most = most
         self._clock = clock
-        self._open: OrderedDict[bytes, Session] = OrderedDict()
+        self._open: OrderedDict[bytes, NamedSession] = OrderedDict()
         self._sweeping: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def attempt(
         self, store: LightningStore, end: End, client: str, session: str | None, path: str
-    ) -> AsyncIterator[tuple[Session, Ids]]:
+    ) -> AsyncIterator[tuple[NamedSession, Ids]]:
         """The session of a request, a new one without a name, and its attempt; `end` tells the gateway that one is
         over. It ends here unless the session has a name, or is `kept` because one was given to it.
         """
@@ -66,7 +66,7 @@ class Sessions:
         key = hashlib.blake2b(f"{client}\0{name}".encode()).digest()
         if not self._seconds:
             name, key = "", uuid.uuid4().bytes
-        found = self._open.setdefault(key, Session(name, kept=session is not None))
+        found = self._open.setdefault(key, NamedSession(name, kept=session is not None))
         self._open.move_to_end(key)
         found.requests += 1
         try:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from agentlightning.gateway.exchange import Refusal
 
 
-class Program(NamedTuple):
+class KnownProgram(NamedTuple):
     """A program by what its requests' `user-agent` begins with."""
 
     user_agent: str
@@ -19,8 +19,8 @@ class Program(NamedTuple):
 
 _BETAS = "set CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS=1"
 PROGRAMS = (
-    Program("claude-cli/", "Claude Code", dict.fromkeys(("context_management", "compaction", "thread"), _BETAS)),
-    Program("codex_", "Codex", {"tools": "start it with -c web_search=disabled"}),
+    KnownProgram("claude-cli/", "Claude Code", dict.fromkeys(("context_management", "compaction", "thread"), _BETAS)),
+    KnownProgram("codex_", "Codex", {"tools": "start it with -c web_search=disabled"}),
 )
 
 

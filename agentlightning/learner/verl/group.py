@@ -94,13 +94,13 @@ def start_workers(
         import ray
         from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
-        from agentlightning.learner.verl.worker import Worker
+        from agentlightning.learner.verl.worker import RankWorker
     except ModuleNotFoundError as error:
         raise missing_extra("verl", error.name or "verl") from None
     config = config_of(base_of(policy), dtype, sizes, adapter_of(policy), gradient_checkpointing)
     pool = RayResourcePool([sizes.workers], use_gpu=sizes.gpus > 0, max_colocate_count=1 / (sizes.gpus or 1))
     pool.pgs = [placed or ray.util.get_current_placement_group()]
-    kind = RayClassWithInitArgs(ray.remote(Worker), config)
+    kind = RayClassWithInitArgs(ray.remote(RankWorker), config)
     kind.update_options({"num_cpus": sizes.cpus})
     device = "cuda" if sizes.gpus else "cpu"
     workers = Workers(RayWorkerGroup(pool, kind, bin_pack=False, device_name=device, worker_env=environment))

@@ -36,7 +36,7 @@ everywhere = register(dispatch_mode=Dispatch.ONE_TO_ALL)
 """All ranks do it together; the list of what they return begins with the first one's."""
 
 
-class Worker(TinkerTrainingWorker):
+class RankWorker(TinkerTrainingWorker):
     """One rank."""
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@
 """
 
 from agentlightning.litagent.kubernetes.attempt import run_job
-from agentlightning.litagent.kubernetes.manifests import Work
+from agentlightning.litagent.kubernetes.manifests import AttemptWork
 from agentlightning.litagent.kubernetes.settings import Kubernetes, server_of
 
-__all__ = ["Kubernetes", "Work", "run_job", "server_of"]
+__all__ = ["AttemptWork", "Kubernetes", "run_job", "server_of"]

@@ -42,7 +42,7 @@ class ApiRefusal(ExecutorError):
         super().__init__(f"The cluster refused it ({status}): {message}")
 
 
-class Api:
+class ClusterApi:
     """One cluster's API server, and the namespace that Jobs are made in."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, namespace: str, *, inside: bool) -> None:
@@ -50,7 +50,7 @@ class Api:
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, cluster: Kubernetes) -> AsyncIterator[Api]:
+    async def opened(cls, cluster: Kubernetes) -> AsyncIterator[ClusterApi]:
         import aiohttp
 
         from agentlightning.outgoing import http_session

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.errors import ExecutorError
-from agentlightning.litagent.kubernetes.api import Api
+from agentlightning.litagent.kubernetes.api import ClusterApi
 from agentlightning.litagent.kubernetes.endings import exit_of, is_going, why_not_started
 from agentlightning.litagent.kubernetes.manifests import (
     ATTEMPT,
     JOB,
     PROCESS,
     RUNNER,
-    Work,
+    AttemptWork,
     job_of,
     process,
     runner,
@@ -39,7 +39,7 @@ LEAVE_SECONDS = 4.0
 
 
 async def run_job(
-    cluster: Kubernetes, work: Work, *, folder: Path, limits: Limits, captured: Captured | None = None
+    cluster: Kubernetes, work: AttemptWork, *, folder: Path, limits: Limits, captured: Captured | None = None
 ) -> Finished:
     """Run the command in a Job to its end. Raises AgentError, ExecutorError or DeadlineError.
 
@@ -48,7 +48,7 @@ async def run_job(
     """
     captured = captured or Captured.empty()
     began, read = time.monotonic(), False
-    async with Api.opened(cluster) as api:
+    async with ClusterApi.opened(cluster) as api:
         await _forget_the_dead(api)
         ours = True
         try:
@@ -67,7 +67,7 @@ async def run_job(
     return Finished(ended["exitCode"], text, text, time.monotonic() - began)
 
 
-async def _adopted(api: Api, work: Work) -> dict[str, Any]:
+async def _adopted(api: ClusterApi, work: AttemptWork) -> dict[str, Any]:
     """The Job of this name, which an earlier try has made whose answer was lost."""
     found = await api.ask("GET", "jobs", work.name)
     has, going = found["metadata"].get("annotations", {}), "deletionTimestamp" in found["metadata"]
@@ -76,7 +76,7 @@ async def _adopted(api: Api, work: Work) -> dict[str, Any]:
     return found
 
 
-async def _until_ended(api: Api, name: str, start_seconds: float) -> tuple[str, Mapping[str, Any]]:
+async def _until_ended(api: ClusterApi, name: str, start_seconds: float) -> tuple[str, Mapping[str, Any]]:
     """The pod's name, and how its container ended.
 
     A watch says only when to look. What is decided on is always a fresh answer, so it does not matter how one breaks.
@@ -103,7 +103,7 @@ async def _until_ended(api: Api, name: str, start_seconds: float) -> tuple[str, 
         await api.news(selector, pods["metadata"]["resourceVersion"], wait)
 
 
-async def _leave(api: Api, name: str, limits: Limits, unread: Captured | None) -> None:
+async def _leave(api: ClusterApi, name: str, limits: Limits, unread: Captured | None) -> None:
     """Read the log if nobody has, and delete the Job; as far as the cluster answers in time."""
     if unread is not None:
         with suppress(ExecutorError, TimeoutError):
@@ -122,7 +122,7 @@ _looked: set[tuple[int, str, str]] = set()
 """Where this process has looked for what others left."""
 
 
-async def _forget_the_dead(api: Api) -> None:
+async def _forget_the_dead(api: ClusterApi) -> None:
     """Delete, once, the Jobs of processes that ran in this pod or on this machine and are gone.
 
     Their attempts are done again, under other ids, when their leases run out.

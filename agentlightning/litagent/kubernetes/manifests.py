@@ -34,7 +34,7 @@ KEPT_SECONDS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class AttemptWork:
     """One command of one attempt, and what it is given."""
 
     rollout_id: str
@@ -63,7 +63,7 @@ class Work:
         folder: Path,
         environment: Mapping[str, str],
         stdin: bytes,
-    ) -> Work:
+    ) -> AttemptWork:
         """What would run in this folder of ours, with the task that may be a file in it."""
         task = folder / ".agl" / "task.json"
         given = stdin or (task.read_bytes() if task.exists() else b"")
@@ -78,7 +78,7 @@ class Work:
         return f"agl-{label(self.attempt_id)}" + ("" if self.part == "program" else "-grader")
 
 
-def job_of(cluster: Kubernetes, work: Work, owner: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def job_of(cluster: Kubernetes, work: AttemptWork, owner: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The Job; it goes when its owner goes."""
     labels = {
         "app.kubernetes.io/part-of": "agentlightning",
@@ -105,7 +105,7 @@ def job_of(cluster: Kubernetes, work: Work, owner: Mapping[str, Any] | None = No
     }
 
 
-def _pod(cluster: Kubernetes, work: Work) -> dict[str, Any]:
+def _pod(cluster: Kubernetes, work: AttemptWork) -> dict[str, Any]:
     room = {"emptyDir": {"sizeLimit": cluster.storage}}
     return {
         "terminationGracePeriodSeconds": 2,
@@ -128,7 +128,7 @@ def _pod(cluster: Kubernetes, work: Work) -> dict[str, Any]:
     }
 
 
-def _container(cluster: Kubernetes, work: Work) -> dict[str, Any]:
+def _container(cluster: Kubernetes, work: AttemptWork) -> dict[str, Any]:
     task = f"{GIVEN}/task.json"
     plain = {"HOME": WORKSPACE, "AGL_REWARD_FILE": REWARD_FILE} | ({"AGL_TASK_FILE": task} if work.given else {})
     secret = [
@@ -159,7 +159,7 @@ def _container(cluster: Kubernetes, work: Work) -> dict[str, Any]:
     }
 
 
-def secret_of(work: Work, job: Mapping[str, Any]) -> dict[str, Any]:
+def secret_of(work: AttemptWork, job: Mapping[str, Any]) -> dict[str, Any]:
     """What the command is given, with the attempt's key; it goes when the Job goes."""
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": work.name, "uid": job["metadata"]["uid"]}
     data = {"given": work.given} | {f"env.{name}": value.encode() for name, value in work.environment.items()}

@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Any, Protocol, TypeVar
 
 from agentlightning.errors import StoreClosedError
-from agentlightning.store.database.transaction import Operation, Transaction
+from agentlightning.store.database.transaction import Transaction, TransactionOperation
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Complaints:
         self._last, self._said = str(error), time.monotonic()
 
 
-class Turn(IntEnum):
+class JobTurn(IntEnum):
     """Which operations go before others."""
 
     ALIVE = 0
@@ -60,12 +60,12 @@ class Job:
 
     def __init__(
         self,
-        operation: Operation[Any],
+        operation: TransactionOperation[Any],
         undo: Callable[[Any], None] | None,
         future: asyncio.Future[Any],
         loop: asyncio.AbstractEventLoop,
         rollout_ids: Collection[str] = (),
-        turn: Turn = Turn.OTHER,
+        turn: JobTurn = JobTurn.OTHER,
     ):
         self.operation = operation
         self.rollout_ids = rollout_ids
@@ -91,7 +91,7 @@ class Tick(Job):
 
     __slots__ = ()
 
-    def __init__(self, operation: Operation[None]):
+    def __init__(self, operation: TransactionOperation[None]):
         self.operation = operation
         self.rollout_ids = ()
         self.result = None
@@ -138,7 +138,7 @@ class JobQueue:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._lanes = tuple(deque[Job]() for _ in Turn)
+        self._lanes = tuple(deque[Job]() for _ in JobTurn)
         self._working: dict[int, float] = {}
         """Since when the oldest job of each thread's batch has waited."""
         self._ended = False
@@ -162,7 +162,7 @@ class JobQueue:
         with self._changed:
             self._changed.wait_for(lambda: self._ended or any(self._lanes), None if wait == _NEVER else max(wait, 0.0))
             batch: list[Job] = []
-            for turn, lane in zip(Turn, self._lanes, strict=True):
+            for turn, lane in zip(JobTurn, self._lanes, strict=True):
                 room = most - sum(map(_weight, batch))
                 if any(self._lanes[turn + 1 :]):
                     room = -(-room // 2)
@@ -206,10 +206,10 @@ def lag_of(*queues: JobQueue) -> float:
 
 def submit(
     queue: JobQueue,
-    operation: Operation[T],
+    operation: TransactionOperation[T],
     undo: Callable[[T], None] | None = None,
     rollout_ids: Collection[str] = (),
-    turn: Turn = Turn.OTHER,
+    turn: JobTurn = JobTurn.OTHER,
 ) -> asyncio.Future[T]:
     """Hand an operation to a database thread, from any event loop."""
     loop = asyncio.get_running_loop()

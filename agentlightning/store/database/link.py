@@ -17,7 +17,7 @@ RECONNECT_SECONDS = 1.0
 """Between two tries to reach a server that is away."""
 
 
-class Link:
+class ThreadLink:
     """One thread's connection, made when it is needed and made again after it broke."""
 
     def __init__(self, dsn: str, *, read_only: bool = False):

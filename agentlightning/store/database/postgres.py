@@ -32,26 +32,26 @@ from agentlightning.store.database.jobs import (
     Complaints,
     Job,
     JobQueue,
+    JobTurn,
     Tick,
-    Turn,
     Watch,
     closed_error,
     deliver,
     lag_of,
     submit,
 )
-from agentlightning.store.database.link import RECONNECT_SECONDS, Connection, Link, Outage, connect, translate
+from agentlightning.store.database.link import RECONNECT_SECONDS, Connection, Outage, ThreadLink, connect, translate
 from agentlightning.store.database.migrate import prepare_postgres
 from agentlightning.store.database.notify import Notifier
 from agentlightning.store.database.others import Heard, Others
 from agentlightning.store.database.transaction import (
     DIALECTS,
     Changes,
-    Operation,
     Parameters,
     Row,
     Statement,
     Transaction,
+    TransactionOperation,
 )
 from agentlightning.types.ids import random_hex
 
@@ -184,16 +184,16 @@ class PostgresDatabase:
 
     def write(
         self,
-        operation: Operation[T],
+        operation: TransactionOperation[T],
         undo: Callable[[T], None] | None = None,
         rollout_ids: Collection[str] = (),
-        turn: Turn = Turn.OTHER,
+        turn: JobTurn = JobTurn.OTHER,
         lane: str | None = None,
     ) -> asyncio.Future[T]:
         """See `SqliteDatabase.write`. Those of `Turn.ALIVE` have methods `extend` and `record`."""
         if self._closed.is_set():
             raise closed_error()
-        if turn is Turn.ALIVE:
+        if turn is JobTurn.ALIVE:
             queue = self._beats
         elif (key := min(rollout_ids, default=lane)) is not None:
             queue = self._writes[hash(key) % len(self._writes)]
@@ -201,7 +201,7 @@ class PostgresDatabase:
             queue = next(self._turns)
         return submit(queue, operation, undo, rollout_ids, turn)
 
-    def read(self, operation: Operation[T]) -> asyncio.Future[T]:
+    def read(self, operation: TransactionOperation[T]) -> asyncio.Future[T]:
         """See `SqliteDatabase.read`."""
         if self._closed.is_set():
             raise closed_error()
@@ -228,7 +228,7 @@ class PostgresDatabase:
     # ---- writing ---------------------------------------------------------------------------------------------------
 
     def _write_loop(self, number: int) -> None:
-        writer, queue = Link(self._dsn), self._writes[number]
+        writer, queue = ThreadLink(self._dsn), self._writes[number]
         shard = str(secrets.randbelow(COUNTER_SHARDS))
         # One of the writers also runs the watchdog.
         next_tick = time.monotonic() if number == 0 else float("inf")
@@ -246,7 +246,7 @@ class PostgresDatabase:
 
     def _beat_loop(self) -> None:
         """Heartbeats of many workers at once, and how far this store is with all that came to it."""
-        writer, next_news = Link(self._dsn), time.monotonic()
+        writer, next_news = ThreadLink(self._dsn), time.monotonic()
         shard = str(secrets.randbelow(COUNTER_SHARDS))
         open_ = True
         while open_:
@@ -265,7 +265,7 @@ class PostgresDatabase:
                 self._say_heard(writer, last=not open_)
         writer.close()
 
-    def _say_heard(self, writer: Link, last: bool) -> None:
+    def _say_heard(self, writer: ThreadLink, last: bool) -> None:
         heard: Heard = (self._name, None if last else time.time() - self._lag())
         try:
             writer.connection().execute(
@@ -278,13 +278,13 @@ class PostgresDatabase:
     def _lag(self) -> float:
         return lag_of(self._beats, *self._writes)
 
-    def _run_tick(self, writer: Link, shard: str) -> None:
+    def _run_tick(self, writer: ThreadLink, shard: str) -> None:
         tick = Tick(lambda tx: self._tick(tx, lag=max(self._lag(), self._others.lag())))
         self._commit(writer, [tick], shard)
         if tick.error is not None:
             self._complaints.about(tick.error)
 
-    def _commit(self, writer: Link, batch: Sequence[Job], shard: str) -> None:
+    def _commit(self, writer: ThreadLink, batch: Sequence[Job], shard: str) -> None:
         """Run a batch in one transaction, again and again while it loses against others or the server is away."""
         failure: Exception = closed_error()
         attempt = 0
@@ -350,7 +350,7 @@ class PostgresDatabase:
     # ---- reading and listening -------------------------------------------------------------------------------------
 
     def _read_loop(self) -> None:
-        reader = Link(self._dsn, read_only=True)
+        reader = ThreadLink(self._dsn, read_only=True)
         open_ = True
         while open_:
             batch, open_ = self._reads.take(3600.0, MAX_READS)
@@ -361,7 +361,7 @@ class PostgresDatabase:
             self._reads.done()
         reader.close()
 
-    def _read(self, reader: Link, batch: Sequence[Job]) -> bool:
+    def _read(self, reader: ThreadLink, batch: Sequence[Job]) -> bool:
         """Read in one transaction, again while the server is away. False if it failed; then the jobs have its error."""
         broken = 0
         while True:
@@ -387,7 +387,7 @@ class PostgresDatabase:
                 return True
 
     def _listen(self) -> None:
-        link = Link(self._dsn)
+        link = ThreadLink(self._dsn)
         while not self._closed.is_set():
             try:
                 connection = link.connection()

@@ -28,8 +28,8 @@ from agentlightning.store.database.jobs import (
     Complaints,
     Job,
     JobQueue,
+    JobTurn,
     Tick,
-    Turn,
     Watch,
     closed_error,
     deliver,
@@ -37,7 +37,15 @@ from agentlightning.store.database.jobs import (
     submit,
 )
 from agentlightning.store.database.migrate import prepare_sqlite
-from agentlightning.store.database.transaction import DIALECTS, Changes, Ids, Operation, Parameters, Row, Statement
+from agentlightning.store.database.transaction import (
+    DIALECTS,
+    Changes,
+    Ids,
+    Parameters,
+    Row,
+    Statement,
+    TransactionOperation,
+)
 
 try:
     import fcntl
@@ -142,10 +150,10 @@ class SqliteDatabase:
 
     def write(
         self,
-        operation: Operation[T],
+        operation: TransactionOperation[T],
         undo: Callable[[T], None] | None = None,
         rollout_ids: Collection[str] = (),
-        turn: Turn = Turn.OTHER,
+        turn: JobTurn = JobTurn.OTHER,
         lane: str | None = None,
     ) -> asyncio.Future[T]:
         """Run an operation that changes something; the future resolves after the commit.
@@ -158,7 +166,7 @@ class SqliteDatabase:
             raise closed_error()
         return submit(self._writes, operation, undo, turn=turn)
 
-    def read(self, operation: Operation[T]) -> asyncio.Future[T]:
+    def read(self, operation: TransactionOperation[T]) -> asyncio.Future[T]:
         """Run an operation that changes nothing; it sees every write that was acknowledged before."""
         if self._closed:
             raise closed_error()

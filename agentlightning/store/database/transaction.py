@@ -149,5 +149,5 @@ class Transaction(Protocol):
         ...
 
 
-class Operation(Protocol[T_co]):
+class TransactionOperation(Protocol[T_co]):
     def __call__(self, tx: Transaction, /) -> T_co: ...

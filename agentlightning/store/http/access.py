@@ -23,7 +23,7 @@ from agentlightning.store.http import wire
 from agentlightning.store.http.api import answered
 from agentlightning.store.http.intake import Intake
 from agentlightning.store.http.problems import problem
-from agentlightning.store.http.table import Operation, find
+from agentlightning.store.http.table import HttpOperation, find
 
 OPEN_PATHS = (f"{wire.PREFIX}/health", "/docs", "/openapi.json")
 MAX_BODY_BYTES = 16 * 2**20
@@ -133,7 +133,7 @@ def _key_of(scope: Scope) -> str:
     return Headers(scope=scope).get("authorization", "").removeprefix("Bearer ").strip()
 
 
-def refuse(key: AttemptKey, operation: Operation | None, ids: Mapping[str, str]) -> str | None:
+def refuse(key: AttemptKey, operation: HttpOperation | None, ids: Mapping[str, str]) -> str | None:
     """Why this attempt's key does not open an operation; None if it does."""
     if operation is None or operation.scope is None:
         return "This key belongs to one attempt; it reports spans and reads its own task, nothing else."

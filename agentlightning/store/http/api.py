@@ -22,7 +22,15 @@ from agentlightning.store.http.attendance import Attendance
 from agentlightning.store.http.intake import Intake
 from agentlightning.store.http.openapi import document, page
 from agentlightning.store.http.problems import TITLES, problem
-from agentlightning.store.http.table import AttemptChange, NextSequence, Operation, Presence, Wait, find, verbs_of
+from agentlightning.store.http.table import (
+    AttemptChangeItem,
+    HttpOperation,
+    NextSequence,
+    PresenceBody,
+    Wait,
+    find,
+    verbs_of,
+)
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import Attempt, PaginatedResult, Rollout
 
@@ -39,7 +47,7 @@ STATUS_OF: dict[type[Exception], int] = {
 }
 
 
-class Api:
+class StoreApi:
     """The ASGI application, without keys: see `access` for those."""
 
     def __init__(self, store: SqlLightningStore, intake: Intake, attendance: Attendance) -> None:
@@ -87,7 +95,7 @@ class Api:
         wait_for = self._store.wait_for_any_rollout if body.any else self._store.wait_for_rollouts
         return list(await wait_for(rollout_ids=body.rollout_ids, timeout=body.timeout))
 
-    async def _update_attempts(self, request: Request, body: list[AttemptChange]) -> list[Attempt | wire.Problem]:
+    async def _update_attempts(self, request: Request, body: list[AttemptChangeItem]) -> list[Attempt | wire.Problem]:
         updates = [self._store.update_attempt(one.rollout_id, one.attempt_id, **one.change.given()) for one in body]
         results = await asyncio.gather(*updates, return_exceptions=True)
         return [result if isinstance(result, Attempt) else _problem_of(result) for result in results]
@@ -105,7 +113,7 @@ class Api:
     async def _records(self, request: Request, body: Any) -> bytes:
         return wire.encode_record_table(await self._store.fetch_records(**body.given()))
 
-    async def _stay(self, request: Request, body: Presence) -> None:
+    async def _stay(self, request: Request, body: PresenceBody) -> None:
         await self._attendance.stay(request, request.path_params["worker_id"], body.timeout)
 
     async def _health(self, request: Request, body: None) -> dict[str, str]:
@@ -115,7 +123,7 @@ class Api:
         return prometheus.render(await self._store.statistics()).encode()
 
 
-async def _body(operation: Operation, request: Request) -> Any:
+async def _body(operation: HttpOperation, request: Request) -> Any:
     if operation.body is None:
         return None
     if request.method == "GET":
@@ -125,7 +133,7 @@ async def _body(operation: Operation, request: Request) -> Any:
     return body if operation.body is bytes or operation.name == "add_many_spans" else operation.read(body)
 
 
-def _written(operation: Operation, ids: dict[str, str], answer: Any) -> Response:
+def _written(operation: HttpOperation, ids: dict[str, str], answer: Any) -> Response:
     if isinstance(answer, Response):
         return answer
     if answer is None:

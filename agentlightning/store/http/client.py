@@ -21,7 +21,7 @@ from agentlightning.store.base import Capabilities, LightningStore
 from agentlightning.store.given import Given, takes
 from agentlightning.store.http import wire
 from agentlightning.store.http.batching import Batcher
-from agentlightning.store.http.table import BY_NAME, Operation
+from agentlightning.store.http.table import BY_NAME, HttpOperation
 from agentlightning.store.http.transport import Http, error_of, long_poll
 from agentlightning.store.operations import records
 from agentlightning.store.operations.calls import assemble
@@ -250,7 +250,7 @@ class LightningStoreClient(LightningStore):
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
-    async def _do(self, operation: Operation, given: Any, *, wait: float = 0.0) -> Any:
+    async def _do(self, operation: HttpOperation, given: Any, *, wait: float = 0.0) -> Any:
         """Ask the server for an operation: by its arguments, or by a body that is none."""
         path, body = operation.path, given
         if isinstance(given, dict):
@@ -268,12 +268,12 @@ class LightningStoreClient(LightningStore):
             return None
         return _read(operation, answer)
 
-    async def _send(self, operation: Operation, path: str, body: Any, wait: float = 0.0) -> bytes:
+    async def _send(self, operation: HttpOperation, path: str, body: Any, wait: float = 0.0) -> bytes:
         pool = "beats" if operation.name == "update_worker" else "work"
         content = None if operation.body is None else body if operation.body is bytes else _written(operation, body)
         return await self._http.request(operation.verb, path, content, operation.takes, wait=wait, pool=pool)
 
-    async def _pages(self, operation: Operation, path: str, query: PageQuery) -> PaginatedResult[Any]:
+    async def _pages(self, operation: HttpOperation, path: str, query: PageQuery) -> PaginatedResult[Any]:
         """One page as it is asked for; without a limit all of them, a page at a time."""
         if query.limit >= 0:
             return _read(operation, await self._send(operation, path, query.given()))
@@ -296,11 +296,11 @@ class LightningStoreClient(LightningStore):
 # ---- between arguments and the wire ----------------------------------------------------------------------------------
 
 
-def _in_path(operation: Operation, name: str, value: str) -> str:
+def _in_path(operation: HttpOperation, name: str, value: str) -> str:
     return quote(checked_id(value, f"A {name}") if operation.checks else value, safe="")
 
 
-def _written(operation: Operation, body: Any) -> bytes:
+def _written(operation: HttpOperation, body: Any) -> bytes:
     if isinstance(body, dict):
         body = {operation.names.get(name, name): _WRITERS.get(name, _plain)(value) for name, value in body.items()}
     return (encode_seen if operation.seen else encode)(body).encode()
@@ -328,7 +328,7 @@ _WRITERS: dict[str, Callable[[Any], Any]] = {
 """Of arguments that are not written as they are."""
 
 
-def _read(operation: Operation, answer: bytes) -> Any:
+def _read(operation: HttpOperation, answer: bytes) -> Any:
     if operation.answer is bytes or operation.answer is None:
         return answer if operation.answer else None
     if operation.answer is ResourcesUpdate:

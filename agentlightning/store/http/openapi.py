@@ -11,7 +11,7 @@ import msgspec
 from pydantic import TypeAdapter
 
 from agentlightning.store.http.problems import PROBLEM, TITLES
-from agentlightning.store.http.table import OPERATIONS, Named, Operation
+from agentlightning.store.http.table import OPERATIONS, HttpOperation, Named
 from agentlightning.store.http.wire import Problem
 from agentlightning.types import Resource
 
@@ -52,7 +52,7 @@ def document() -> dict[str, Any]:
     }
 
 
-def _described(one: Operation, body: Any, answer: Any, components: dict[str, Any]) -> dict[str, Any]:
+def _described(one: HttpOperation, body: Any, answer: Any, components: dict[str, Any]) -> dict[str, Any]:
     parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in one.ids]
     said: dict[str, Any] = {"operationId": f"{one.name}_{one.verb.lower()}", "summary": one.summary}
     if one.body is not None and one.verb == "GET":

@@ -17,7 +17,7 @@ from agentlightning.guard import is_local_name
 from agentlightning.keys import SECRET, not_empty, sign_attempt_key
 from agentlightning.serving import Busy, ConnectionLimits, LoopServer, asks_for_health
 from agentlightning.store.http.access import AccessControl
-from agentlightning.store.http.api import Api
+from agentlightning.store.http.api import StoreApi
 from agentlightning.store.http.attendance import Attendance
 from agentlightning.store.http.intake import Intake
 from agentlightning.store.http.wire import OTLP_PATH
@@ -76,7 +76,7 @@ class LightningStoreServer:
         self._secret = secret
         self._intake = Intake(store)
         self._attendance = Attendance(store)
-        app: ASGIApp = Api(store, self._intake, self._attendance)
+        app: ASGIApp = StoreApi(store, self._intake, self._attendance)
         limits, trusted = connection_limits or ConnectionLimits(), asks_for_health
         if admin_key is not None:
             app = control = AccessControl(app, self._intake, admin_key, secret, Busy(limits))

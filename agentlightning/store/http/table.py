@@ -54,7 +54,7 @@ BOUNDS = {
 """Of parameters of these names, in every body."""
 
 
-class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class RequestBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A request's body: an unknown field is an error."""
 
     not_null: ClassVar[frozenset[str]] = frozenset()
@@ -72,7 +72,7 @@ class Named(dict[str, Resource]):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Operation:
+class HttpOperation:
     """How one operation goes over HTTP."""
 
     name: str
@@ -183,7 +183,7 @@ def _on_the_wire(kind: Any) -> Any:
     return list[get_args(kind)] if get_origin(kind) is Sequence else kind
 
 
-def _body_of(name: str, path: str, names: Mapping[str, str] | None) -> type[Body]:
+def _body_of(name: str, path: str, names: Mapping[str, str] | None) -> type[RequestBody]:
     """The body of a method of the protocol: the parameters that the path does not name."""
     method = getattr(LightningStore, name)
     hints, fields, not_null = get_type_hints(method, include_extras=True), list[Any](), set[str]()
@@ -203,7 +203,7 @@ def _body_of(name: str, path: str, names: Mapping[str, str] | None) -> type[Body
     title = "".join(part.title() for part in name.split("_"))
     space = {"not_null": frozenset(not_null), "__doc__": method.__doc__}
     return msgspec.defstruct(  # pyright: ignore[reportReturnType]
-        title, fields, bases=(Body,), namespace=space, rename=names, kw_only=True
+        title, fields, bases=(RequestBody,), namespace=space, rename=names, kw_only=True
     )
 
 
@@ -213,7 +213,7 @@ def _answer_of(name: str) -> Any:
     return Union[tuple(kinds)] if kinds else None  # noqa: UP007
 
 
-def _row(name: str, route: str, summary: str, **more: Any) -> Operation:
+def _row(name: str, route: str, summary: str, **more: Any) -> HttpOperation:
     """A row, whose body and answer follow from the protocol where they are not given."""
     verb, path = route.split()
     path = path if path in (OTLP_PATH, METRICS_PATH) else PREFIX + path
@@ -221,10 +221,12 @@ def _row(name: str, route: str, summary: str, **more: Any) -> Operation:
         if verb != "GET" and "body" not in more:
             more["body"] = _body_of(name, path, more.get("names"))
         more.setdefault("answer", _answer_of(name))
-    return Operation(name=name, verb=verb, path=path, summary=summary, **more)
+    return HttpOperation(name=name, verb=verb, path=path, summary=summary, **more)
 
 
-def _query(name: str, path: str, summary: str, query: type[queries.PageQuery], **more: Any) -> tuple[Operation, ...]:
+def _query(
+    name: str, path: str, summary: str, query: type[queries.PageQuery], **more: Any
+) -> tuple[HttpOperation, ...]:
     """By GET and by POST."""
     return tuple(_row(name, route, summary, body=query, **more) for route in (f"GET {path}", f"POST {path}/search"))
 
@@ -236,7 +238,7 @@ _update_attempt = _row(
 )
 
 
-class AttemptChange(Body):
+class AttemptChangeItem(RequestBody):
     """One of many changes in one request."""
 
     rollout_id: str
@@ -244,25 +246,25 @@ class AttemptChange(Body):
     change: _update_attempt.body  # pyright: ignore[reportInvalidTypeForm]
 
 
-class Wait(Body):
+class Wait(RequestBody):
     rollout_ids: list[str]
     timeout: Seconds = 0.0
     any: bool = False
     """True: return when one is finished; False: when all are."""
 
 
-class NextSequence(Body):
+class NextSequence(RequestBody):
     rollout_id: str
     attempt_id: str
 
 
-class Presence(Body):
+class PresenceBody(RequestBody):
     timeout: Seconds = 0.0
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------
 
-OPERATIONS: tuple[Operation, ...] = (
+OPERATIONS: tuple[HttpOperation, ...] = (
     # the queue
     _row(
         "enqueue_many_rollouts",
@@ -313,7 +315,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "update_attempts",
         "POST /attempts/update",
         "Change many attempts; each succeeds or fails by itself",
-        body=list[AttemptChange],
+        body=list[AttemptChangeItem],
         answer=list[Attempt | Problem],
     ),
     # spans and calls
@@ -374,7 +376,7 @@ OPERATIONS: tuple[Operation, ...] = (
     _row(
         "release_worker", "POST /workers/{worker_id}/release", "Give back what a worker holds that is gone", checks=True
     ),
-    _row("stay", "POST /workers/{worker_id}/presence", "Kept open by a worker, whose end it shows", body=Presence),
+    _row("stay", "POST /workers/{worker_id}/presence", "Kept open by a worker, whose end it shows", body=PresenceBody),
     # runs
     _row("begin_run", "POST /runs", "Store a run that begins or goes on", seen=True),
     *_query("query_runs", "/runs", "Runs", queries.RunQuery),
@@ -391,14 +393,14 @@ OPERATIONS: tuple[Operation, ...] = (
 BY_NAME = {operation.name: operation for operation in OPERATIONS}
 """Queries by POST."""
 _EXACT = {(one.verb, one.path): one for one in OPERATIONS if "{" not in one.path}
-_PATTERNS: defaultdict[tuple[str, int], list[tuple[Operation, re.Pattern[str]]]] = defaultdict(list)
+_PATTERNS: defaultdict[tuple[str, int], list[tuple[HttpOperation, re.Pattern[str]]]] = defaultdict(list)
 for _one in OPERATIONS:
     if "{" in _one.path:
         _pattern = re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", _one.path))
         _PATTERNS[_one.verb, _one.path.count("/")].append((_one, _pattern))
 
 
-def find(verb: str, path: str) -> tuple[Operation, dict[str, str]] | None:
+def find(verb: str, path: str) -> tuple[HttpOperation, dict[str, str]] | None:
     """The operation that a request means, and the ids in its path."""
     if (exact := _EXACT.get((verb, path))) is not None:
         return exact, {}

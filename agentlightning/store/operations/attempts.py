@@ -350,7 +350,7 @@ def close(
         workers.released(tx, attempt.worker_id, responsive=status is not AttemptStatus.UNRESPONSIVE)
 
 
-def settle(tx: Transaction, rollout: RolloutState, verdict: lifecycle.Verdict, *, by_hand: bool = False) -> None:
+def settle(tx: Transaction, rollout: RolloutState, verdict: lifecycle.AttemptVerdict, *, by_hand: bool = False) -> None:
     """Write the verdict on a rollout."""
     check_rollout(rollout, verdict.status, by_hand=by_hand)
     requeued = verdict.status is RolloutStatus.REQUEUING

@@ -34,7 +34,7 @@ ATTEMPT_FOLLOWS: dict[RolloutStatus, AttemptStatus] = {
 """What the open attempt becomes when its rollout's status is set by hand."""
 
 
-class Verdict(NamedTuple):
+class AttemptVerdict(NamedTuple):
     """What a rollout becomes after its latest attempt ended; `delay` is the wait before a retry may be claimed."""
 
     status: RolloutStatus
@@ -45,23 +45,23 @@ class Verdict(NamedTuple):
 
 def after_attempt(
     status: AttemptStatus, outcome: Outcome | None, config: RolloutConfig, failures: int, infra_failures: int
-) -> Verdict:
+) -> AttemptVerdict:
     """The verdict on a rollout whose latest attempt ended in `status`.
 
     `failures` and `infra_failures` count the attempts that ended before: those that count against max_attempts and
     those that do not.
     """
     if status is AttemptStatus.SUCCEEDED:
-        return Verdict(RolloutStatus.SUCCEEDED, failures, infra_failures)
+        return AttemptVerdict(RolloutStatus.SUCCEEDED, failures, infra_failures)
     if status is AttemptStatus.CANCELLED:
-        return Verdict(RolloutStatus.CANCELLED, failures, infra_failures)
+        return AttemptVerdict(RolloutStatus.CANCELLED, failures, infra_failures)
     infra = status is AttemptStatus.UNRESPONSIVE or outcome is Outcome.INFRA_ERROR
     if infra and infra_failures < MAX_INFRA_RETRIES:
-        return Verdict(RolloutStatus.REQUEUING, failures, infra_failures + 1, backoff(infra_failures))
+        return AttemptVerdict(RolloutStatus.REQUEUING, failures, infra_failures + 1, backoff(infra_failures))
     failures += 1
     if status in config.retry_condition and failures < config.max_attempts:
-        return Verdict(RolloutStatus.REQUEUING, failures, infra_failures, backoff(failures - 1))
-    return Verdict(RolloutStatus.FAILED, failures, infra_failures)
+        return AttemptVerdict(RolloutStatus.REQUEUING, failures, infra_failures, backoff(failures - 1))
+    return AttemptVerdict(RolloutStatus.FAILED, failures, infra_failures)
 
 
 def backoff(retries: int) -> float:

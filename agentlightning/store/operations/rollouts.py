@@ -350,7 +350,7 @@ def _set_status(tx: Transaction, state: RolloutState, status: RolloutStatus) -> 
         attempt, _ = attempts.load(tx, state.rollout_id, state.latest_attempt_id)
         if attempt.status not in FINISHED_ATTEMPT:
             attempts.close(tx, attempt, follower, None, f"The rollout was set to {status} by hand.")
-    verdict = lifecycle.Verdict(status, state.failures, state.infra_failures)
+    verdict = lifecycle.AttemptVerdict(status, state.failures, state.infra_failures)
     attempts.settle(tx, state, verdict, by_hand=True)
 
 

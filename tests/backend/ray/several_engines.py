@@ -21,7 +21,7 @@ from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
 from agentlightning.backend import POLICY, ModelSpec
 from agentlightning.backend.ray.backend import RayBackend
-from agentlightning.backend.ray.sampler import Sampler
+from agentlightning.backend.ray.sampler import ReplicaSampler
 from agentlightning.engine.base import Chunk, SamplingParams, concat
 from agentlightning.learner.base import LossConfig, OptimParams
 
@@ -32,11 +32,11 @@ PROMPT = np.arange(20, 200, dtype=np.int32)
 STEPS = 3
 
 
-def samplers(backend: RayBackend) -> list[Sampler]:
-    return [one for one in backend.sampling.fleet.replicas if isinstance(one, Sampler)]
+def samplers(backend: RayBackend) -> list[ReplicaSampler]:
+    return [one for one in backend.sampling.fleet.replicas if isinstance(one, ReplicaSampler)]
 
 
-async def sample(sampler: Sampler) -> Chunk:
+async def sample(sampler: ReplicaSampler) -> Chunk:
     assert sampler.process is not None
     params = SamplingParams(max_tokens=8, seed=3)
     return concat([chunk async for chunk in sampler.process.policy(POLICY).generate(PROMPT, params)])

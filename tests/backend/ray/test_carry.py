@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agentlightning.backend.embedded.protocol import SocketAddress
-from agentlightning.backend.ray.carry import Models, Weights
+from agentlightning.backend.ray.carry import CarriedModels, Weights
 from agentlightning.backend.ray.folder import Packed
 from agentlightning.backend.ray.host import Host
 from agentlightning.backend.ray.server import Placed
@@ -73,7 +73,7 @@ def weights_of(learner: Here) -> Weights:
 
     actor = SimpleNamespace(pack=SimpleNamespace(remote=pack))
     placed = Placed("learner", actor, learner.address, learner.pid, learner.machine)
-    return Weights(export, placed, Models(str(folder)))
+    return Weights(export, placed, CarriedModels(str(folder)))
 
 
 def left(folder: Path) -> list[Path]:

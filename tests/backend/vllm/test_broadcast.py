@@ -27,7 +27,7 @@ from agentlightning.backend.inprocess import ServerThread
 from agentlightning.backend.vllm.backend import VLLMBackend
 from agentlightning.backend.vllm.options import parse_options
 from agentlightning.backend.vllm.worker.agl_vllm_worker import transfer
-from agentlightning.backend.vllm.worker.agl_vllm_worker.transfer import Group, Terms, files_of, receive, send
+from agentlightning.backend.vllm.worker.agl_vllm_worker.transfer import Terms, TransferGroup, files_of, receive, send
 from agentlightning.errors import ConfigError, EngineError
 from agentlightning.learner.base import LossConfig, OptimParams
 
@@ -110,7 +110,7 @@ class Breaks(FakeVLLM):
         if not self.soon:
             return super().agl_receive(name, terms, rank, root)
         self.soon = False
-        Group(Terms.parse(terms), rank).close()
+        TransferGroup(Terms.parse(terms), rank).close()
         raise RuntimeError("it broke")
 
 

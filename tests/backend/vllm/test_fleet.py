@@ -17,7 +17,7 @@ import pytest
 
 from agentlightning.backend.fleet import Fleet
 from agentlightning.backend.seeds import Seeds
-from agentlightning.backend.vllm.engine import Sampling, VLLMEngine
+from agentlightning.backend.vllm.engine import VLLMEngine, VLLMSampling
 from agentlightning.backend.vllm.gate import Gate
 from agentlightning.backend.vllm.process import ServerProcess, free_port
 from agentlightning.backend.vllm.publication import SharedFolder, WeightsPublication
@@ -64,7 +64,7 @@ class Servers:
             ],
             INFO.max_concurrency,
         )
-        shared = Sampling(
+        shared = VLLMSampling(
             fleet=self.fleet,
             gate=self.gate,
             publication=self.publication,

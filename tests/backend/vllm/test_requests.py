@@ -16,10 +16,10 @@ import pytest_asyncio
 
 from agentlightning.backend import POLICY, ModelSpec, check_backend
 from agentlightning.backend.vllm.backend import served_by
-from agentlightning.backend.vllm.command import Served, arguments
+from agentlightning.backend.vllm.command import ServerContent, arguments
 from agentlightning.backend.vllm.gate import Gate
 from agentlightning.backend.vllm.options import VLLMOptions, parse_options
-from agentlightning.backend.vllm.wire import Choice, Span, restricts, sampling, split, versions_of
+from agentlightning.backend.vllm.wire import WireChoice, WireSpan, restricts, sampling, split, versions_of
 from agentlightning.engine.base import Chunk, SamplingParams, concat
 from agentlightning.errors import ConfigError, EngineError, ModelError
 from agentlightning.models.shape import read_shape
@@ -168,7 +168,7 @@ async def test_a_closed_gate_waits_for_those_who_must_finish_and_for_no_others()
 def test_a_response_of_two_versions_is_two_chunks() -> None:
     values = np.arange(5, dtype=np.float32)
     chunk = Chunk(ids=values.astype(np.int32), logprobs=values, plain_logprobs=values, version=8, finish_reason="stop")
-    spans = versions_of(Choice(weight_versions=[Span("7", 0, 2), Span("8", 2, 5)]))
+    spans = versions_of(WireChoice(weight_versions=[WireSpan("7", 0, 2), WireSpan("8", 2, 5)]))
     first, second = split(chunk, spans)
     assert (first.version, first.ids.tolist(), first.finish_reason) == (7, [0, 1], None)
     assert (second.version, second.ids.tolist(), second.finish_reason) == (8, [2, 3, 4], "stop")
@@ -176,9 +176,9 @@ def test_a_response_of_two_versions_is_two_chunks() -> None:
 
 def test_weights_that_nobody_published_are_refused() -> None:
     with pytest.raises(EngineError, match="calls 'default'"):
-        versions_of(Choice(weight_versions=[Span("default", 0, 2)]))
+        versions_of(WireChoice(weight_versions=[WireSpan("default", 0, 2)]))
     with pytest.raises(EngineError, match="does not say"):
-        versions_of(Choice())
+        versions_of(WireChoice())
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_no_setting_is_dropped_on_the_way(name: str) -> None:
 
 
 def test_the_users_arguments_come_last() -> None:
-    served = Served(
+    served = ServerContent(
         model="m", dtype="bfloat16", on_cpu=True, max_context=512, max_concurrency=8, lora_rank=9, adapters=2
     )
     line = arguments("vllm", served, parse_options({"args": ["--max-num-seqs", "4"]}), "h", 80)

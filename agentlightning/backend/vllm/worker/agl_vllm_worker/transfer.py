@@ -54,7 +54,7 @@ def files_of(folder: Path) -> tuple[tuple[str, int], ...]:
     return tuple((path.name, path.stat().st_size) for path in sorted(folder.iterdir()) if path.is_file())
 
 
-class Group:
+class TransferGroup:
     """The members while they are connected. It is no part of what torch.distributed knows of the process."""
 
     def __init__(self, terms: Terms, rank: int, listener: socket.socket | None = None) -> None:
@@ -146,7 +146,7 @@ def _buckets(size: int) -> Iterator[int]:
 
 
 def send(terms: Terms, listener: socket.socket, folder: Path) -> None:
-    group = Group(terms, 0, listener)
+    group = TransferGroup(terms, 0, listener)
     try:
         for name, size in terms.files:
             with (folder / name).open("rb", buffering=0) as source:
@@ -159,7 +159,7 @@ def receive(terms: Terms, rank: int, folder: Path) -> None:
     """Into a directory that is made, or made anew."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    group = Group(terms, rank)
+    group = TransferGroup(terms, rank)
     try:
         for name, size in terms.files:
             with (folder / Path(name).name).open("wb") as target:
