@@ -37,7 +37,7 @@ GROUP, TOKENS = 8, 64
 
 
 class Sleeping:
-    """A replica of the engine: see `fleet.Kept`."""
+    """A replica of the engine: see `fleet.KeptReplica`."""
 
     def __init__(self, name: str, slots: int) -> None:
         self.name = name

@@ -249,10 +249,10 @@ async def test_not_ready_in_time(tiny_model_dir: Path) -> None:
 PARENT = """
 import asyncio, sys
 from agentlightning.backend.embedded.client import ModelProcess
-from agentlightning.backend.embedded.protocol import Settings
+from agentlightning.backend.embedded.protocol import ProcessSettings
 
 async def main():
-    process = ModelProcess(Settings(model=sys.argv[1]))
+    process = ModelProcess(ProcessSettings(model=sys.argv[1]))
     await process.start()
     assert "torch" not in sys.modules
     print(process.pid, flush=True)

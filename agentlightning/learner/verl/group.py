@@ -26,7 +26,7 @@ LOST = "The other workers are ended, too; a run goes on from its last checkpoint
 
 
 class Workers:
-    """A `RayWorkerGroup` of `learner.verl.worker.Worker`s."""
+    """A `RayWorkerGroup` of `learner.verl.worker.RankWorker`s."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
