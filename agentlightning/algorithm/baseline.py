@@ -11,8 +11,8 @@ from typing import Any
 
 from agentlightning.algorithm.base import OF_THE_TRAINER, Algorithm, PolicySpec
 from agentlightning.algorithm.episode import Episode, collect, mean_reward
+from agentlightning.algorithm.rollout_verdicts import unheard
 from agentlightning.algorithm.sampling.rollouts import Stopped, enqueue, finished_groups
-from agentlightning.algorithm.verdicts import unheard
 from agentlightning.arguments import GivenByName
 from agentlightning.backend import BackendFactory, ModelSpec
 from agentlightning.errors import ConfigError, kind_of

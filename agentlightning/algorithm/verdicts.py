@@ -15,17 +15,14 @@ or less. `chance_of_no_rise` is for one look, and what is large is read off seri
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
 
-from agentlightning.algorithm.episode import Episode
 from agentlightning.types.arrays import Float64Array, np
 from agentlightning.types.finding import Finding, problem, warning
-from agentlightning.types.names import NO_SUCH_PATH
 
 WATCHED_STEPS = 30
 """Steps after which the reward should have risen."""
@@ -39,22 +36,7 @@ NEARLY_SOLVED = 0.9
 """Nothing is said of a reward that has come this far from the lowest to the highest that a rollout earned."""
 CLIPPED = 0.2
 """The share of clipped tokens from which on steps are too large."""
-EXAMPLES = 3
-"""So many reasons, or rollouts, are named in the evidence of a finding."""
-SHOWN_PARTS = 8
-"""So many of the parts of rewards that there are are named; agents name them."""
 
-KEEPS_ANSWERS = (
-    "It probably keeps answers from one rollout to the next (functools.cache, a dictionary, a cache of its client). "
-    "Turn that off: every rollout must ask the model itself, because its own answer is what is learned from."
-)
-"""What to do about an agent that earns rewards without asking the model."""
-_WAY_TO_THE_MODEL = (
-    "Make its client use the endpoint it is given:  OpenAI(base_url=llm.endpoint, api_key=llm.api_key)  and  "
-    "model=llm.model.  A program finds them in its environment: OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL (and "
-    "the same of ANTHROPIC_ and GEMINI_). A call counts only if the agent waits for it: await an async "
-    "client's, and join threads that make some."
-)
 _GO_BACK = (
     "Go back to the best checkpoint, and on from there with a third of the learning_rate, schedule='linear', or "
     "kl_coef=0.01."
@@ -126,49 +108,6 @@ def _likely_cause(metrics: Mapping[str, Any]) -> str:
     return (
         "Read a few rollouts (agl show): does the reward tell good answers from bad ones? If it does, try three times "
         "the learning_rate, or more rollouts per step (tasks_per_step, group_size)."
-    )
-
-
-# ---- agents that do not reach the model ------------------------------------------------------------------------------
-
-
-def unheard(episodes: Sequence[Episode], turned_away: Mapping[str, int]) -> Finding:
-    """Why no call of these rollouts was answered: none arrived, or why those that did were refused.
-
-    turned_away: requests to the gateway that belonged to no attempt, by why they were refused.
-    """
-    asked = Counter(text for e in episodes for text in e.refused)
-    refused = Counter(turned_away) + asked
-    if not refused:
-        words = "The agent never called the model: no call arrived at the gateway."
-        return problem("never_called", words, _WAY_TO_THE_MODEL, turned_away={})
-    reason, count = refused.most_common(1)[0]
-    words = (
-        f"No model call of the agent was answered: {refused.total()} arrived at the gateway, and all of them were "
-        f"refused. Most common ({count}×): {reason}"
-    )
-    asked.update({text: n for text, n in turned_away.items() if text.startswith(NO_SUCH_PATH)})
-    if not asked:
-        return problem("never_called", words, _WAY_TO_THE_MODEL, turned_away=dict(turned_away))
-    fix = (
-        "The base URL is right: the calls arrive. Mend what the message names, in the settings of the program or of "
-        "its client; docs/clients.md says which programs need one."
-    )
-    return problem("calls_refused", words, fix, refused=dict(asked.most_common(EXAMPLES)))
-
-
-def calls_no_longer() -> Finding:
-    """What is to be said of an agent that called the model in earlier steps."""
-    return problem("answers_kept", "The agent called the model in earlier steps and calls it no longer.", KEEPS_ANSWERS)
-
-
-def absent_part(name: str, whose: str, known: Collection[str]) -> str:
-    """What is said where no rollout's reward has the part `name`, and a setting needs it: `whose` says which, " of
-    watched_parts" or ", which has a constraint". `known` are the parts that rewards have."""
-    has = f"They have: {', '.join(sorted(known)[:SHOWN_PARTS])}." if known else "They have no named parts."
-    return (
-        f"No rollout's reward has the part '{name}'{whose}. {has} An agent names parts: "
-        f"agl.emit_reward({{'right': 1.0, '{name}': 0.5}}, primary_key='right')."
     )
 
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.rollout_verdicts import BUSY_FIX, is_busy
 from agentlightning.doctor.breaks import WORTH_A_WORD, Decode, common, differ_by_clock
 from agentlightning.doctor.evidence import Evidence
-from agentlightning.doctor.in_rollouts import BUSY_FIX, MANY, MOST, ids, is_busy
+from agentlightning.doctor.in_rollouts import MANY, MOST, ids
 from agentlightning.types import Span
 from agentlightning.types.call import Call
 from agentlightning.types.finding import Finding, note, problem, share, warning

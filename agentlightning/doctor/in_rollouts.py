@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from agentlightning.algorithm.episode import Episode
-from agentlightning.algorithm.verdicts import EXAMPLES, KEEPS_ANSWERS, unheard
+from agentlightning.algorithm.rollout_verdicts import (
+    EXAMPLES,
+    KEEPS_ANSWERS,
+    first_line,
+    most_fail,
+    nothing_trained,
+    unheard,
+    unmatched_agents,
+)
 from agentlightning.doctor.evidence import Evidence
-from agentlightning.errors import kind_of
 from agentlightning.models import KNOWS, examples_first
 from agentlightning.types import Outcome
 from agentlightning.types.finding import Finding, note, problem, share, warning
@@ -19,24 +25,13 @@ from agentlightning.types.names import ELSEWHERE
 
 MANY, MOST = 0.2, 0.5
 """Shares of rollouts from which on something is worth a word, or stands in the way of training."""
+SELECTING = ("train_agents", "train_prompts")
+"""Settings that choose which calls are trained."""
 
 _NO_REWARD = ("emitted no reward", "posted no reward")
 _NO_NUMBER = "must be a finite number"
 _TOO_LONG = ("did not fit the context", "prompt is too long", "maximum context length")
 _AWAY = ("Its client talks to another address", "NotFoundError", "APIConnectionError", "ConnectError")
-
-_BUSY = re.compile(r"\b429\b|rate.?limit|too many requests", re.IGNORECASE)
-BUSY_FIX = (
-    "A provider turns requests away because there are too many of them: lower concurrency (or the provider's "
-    "max_concurrency), or ask it for a higher limit."
-)
-_FIX_OF = {
-    Outcome.AGENT_ERROR: "Mend what the message names; agl show --failed shows whole rollouts.",
-    Outcome.TIMEOUT: "See where it waits (agl show --failed), or set rollout_config=RolloutConfig(timeout_seconds=…).",
-    Outcome.INFRA_ERROR: "This is not the agent's failure: look at the log of the run, the store and the model.",
-    Outcome.JUDGE_ERROR: "Mend the grader or the judge: a failure of it is never taken for a reward of 0.",
-    Outcome.CANCELLED: "They were cancelled from outside; nothing to mend in the agent.",
-}
 
 
 def rollout_findings(evidence: Evidence) -> Iterator[Finding]:
@@ -56,26 +51,9 @@ def outcomes(episodes: Sequence[Episode]) -> dict[str, int]:
     return dict(Counter(e.outcome.value for e in episodes).most_common())
 
 
-def is_busy(text: str) -> bool:
-    """Whether a message says that a provider was asked too often."""
-    return bool(_BUSY.search(text))
-
-
 def ids(episodes: Sequence[Episode]) -> list[str]:
     """The ids of the last few rollouts, as examples for the reader."""
     return [e.rollout.rollout_id for e in episodes[-EXAMPLES:]]
-
-
-def first_line(episode: Episode) -> str:
-    """The first line of the error of a rollout's attempt, cut to 300 characters."""
-    text = (episode.attempt and episode.attempt.error) or "no message"
-    return text.strip().splitlines()[0][:300]
-
-
-def _error(episode: Episode) -> str:
-    """The end of its message, where the line of the user's own is."""
-    text = (episode.attempt and episode.attempt.error) or ""
-    return "\n".join(text.strip().splitlines()[-6:])
 
 
 def _failed(episodes: Sequence[Episode]) -> Iterator[Finding]:
@@ -103,17 +81,7 @@ def _failed(episodes: Sequence[Episode]) -> Iterator[Finding]:
         )
     if len(others) < max(1, MANY * len(episodes)):
         return
-    ((outcome, kind), count), *_ = Counter((e.outcome, kind_of(first_line(e))) for e in others).most_common(1)
-    same = [e for e in others if (e.outcome, kind_of(first_line(e))) == (outcome, kind)]
-    text = first_line(same[-1])
-    yield (problem if len(others) >= MOST * len(episodes) else warning)(
-        "rollouts_fail",
-        f"{share(len(others), len(episodes))} rollouts failed. Most common ({count}×): {outcome.value}: {text}",
-        BUSY_FIX if is_busy(text) else _FIX_OF.get(outcome, ""),
-        outcomes=outcomes(episodes),
-        error=_error(same[-1]),
-        rollouts=ids([e for e in others if e.outcome is outcome]),
-    )
+    yield most_fail(others, len(episodes))
 
 
 def _calls(evidence: Evidence) -> Iterator[Finding]:
@@ -146,12 +114,8 @@ def _calls(evidence: Evidence) -> Iterator[Finding]:
     trained = [c for c in calls if c.info.trained]
     empty = [c for c in trained if not len(c.response_ids) and c.info.error is None]
     if calls and not trained:
-        yield problem(
-            "nothing_trained",
-            f"{len(calls)} calls were recorded, and none of them is of the policy in training.",
-            "Ask for model=llm.model; look at train_agents and train_prompts, which choose what is trained.",
-            policies=sorted({c.info.policy for c in calls}),
-        )
+        chosen_by = {name: evidence.settings[name] for name in SELECTING if evidence.settings.get(name)}
+        yield nothing_trained(heard, chosen_by)
     elif trained and len(empty) >= MOST * len(trained):
         yield problem(
             "token_ids_missing",
@@ -244,6 +208,8 @@ def _rewards(evidence: Evidence) -> Iterator[Finding]:
     if evidence.settings.get("credit") == "teacher" or evidence.supervised:
         return  # rewards play no part
     rated = [e for e in evidence.episodes if e.good and e.reward is not None]
+    if (nobody := unmatched_agents(rated, evidence.settings.get("policies") or ())) is not None:
+        yield nobody
     yield from _rewarded_twice(rated, evidence)
     if len(rated) >= 8 and evidence.is_flat([e for e in (*evidence.early, *rated) if e.reward is not None]):
         yield problem(

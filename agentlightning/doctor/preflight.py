@@ -20,7 +20,9 @@ MEANINGLESS = frozenset(
 """Findings with which nothing can be learned, whatever comes later."""
 OF_ALL = frozenset({"prompts_too_long", "no_reward", "reward_not_finite"})
 """The same, if they are of all rollouts."""
-_TOLD_OTHERWISE = frozenset({"rollouts_fail", "nothing_ran", "too_easy", "too_hard", "no_variance", "constant_reward"})
+_TOLD_OTHERWISE = frozenset(
+    {"rollouts_fail", "rewards_reach_nobody", "nothing_ran", "too_easy", "too_hard", "no_variance", "constant_reward"}
+)
 """Watched by the algorithm over several steps, which may have a rare success."""
 
 

@@ -251,7 +251,7 @@ def reporter(tmp_path: Path) -> Iterator[Reporter]:
 
 def test_preflight_names_the_most_common_failure(reporter: Reporter) -> None:
     failed = [episode("g", None, Outcome.AGENT_ERROR) for _ in range(4)]
-    with pytest.raises(AgentError, match=r"All 4 rollouts .* agent_error: why"):
+    with pytest.raises(AgentError, match=r"4 of 4 .* agent_error: why"):
         Preflight(reporter, CreditRule()).check(failed)
 
 
@@ -360,7 +360,7 @@ def test_preflight_bears_an_outage_in_a_run_that_has_learned(reporter: Reporter)
         preflight.check([episode("g", 0.0), episode("g", 1.0)])
     for _ in range(FLAT_STEPS - 1):
         preflight.check(failed)
-    with pytest.raises(AgentError, match="All 4 rollouts"):
+    with pytest.raises(AgentError, match="4 of 4"):
         preflight.check(failed)
 
 

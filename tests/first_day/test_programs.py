@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.verdicts import unheard
+from agentlightning.algorithm.rollout_verdicts import unheard
 from agentlightning.errors import AgentError, kind_of
 from agentlightning.gateway.attempts import AttemptSummary
 from agentlightning.litagent.placeholders import fill

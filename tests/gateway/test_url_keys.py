@@ -13,7 +13,7 @@ import anthropic
 import openai
 import pytest
 
-from agentlightning.algorithm.verdicts import unheard
+from agentlightning.algorithm.rollout_verdicts import unheard
 from agentlightning.errors import AgentError
 from agentlightning.gateway import Gateway
 from agentlightning.keys import CALLS, REWARDS, redacted, sign_url_key

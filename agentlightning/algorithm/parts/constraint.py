@@ -28,8 +28,8 @@ from agentlightning.algorithm.part import (
     refuse_below_zero,
 )
 from agentlightning.algorithm.records import ByName, value_of
+from agentlightning.algorithm.rollout_verdicts import absent_part
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.algorithm.verdicts import absent_part
 from agentlightning.errors import ConfigError
 from agentlightning.types.finding import Finding, problem
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.algorithm.parts.reference import Reference
+from agentlightning.algorithm.rollout_verdicts import absent_part
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.algorithm.verdicts import absent_part
 from agentlightning.errors import ConfigError
 
 if TYPE_CHECKING:

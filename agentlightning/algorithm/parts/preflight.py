@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,10 +15,17 @@ from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.algorithm.records import flattened
+from agentlightning.algorithm.rollout_verdicts import (
+    calls_no_longer,
+    most_fail,
+    nothing_trained,
+    unheard,
+    unmatched_agents,
+)
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.algorithm.verdicts import calls_no_longer, fallen, not_risen, unheard
+from agentlightning.algorithm.verdicts import fallen, not_risen
 from agentlightning.arguments import SettingsGroup
-from agentlightning.errors import AgentError, kind_of
+from agentlightning.errors import AgentError
 from agentlightning.metrics import Reporter
 from agentlightning.models import examples_first
 
@@ -106,23 +112,22 @@ class Preflight:
             self._refuse(str(unheard(episodes, self._turned_away)))
         elif not usable and (not self._learned or self._failed >= FLAT_STEPS):
             self._refuse(
-                f"All {len(episodes)} rollouts of this step failed, so there is nothing to learn from. "
-                f"{_most_common(failed)}\nTry the agent alone first:  agl doctor,  or  trainer.dev(agent, tasks)"
+                f"There is nothing to learn from in this step. {most_fail(failed, len(episodes))}\n"
+                "Try the agent alone first:  agl doctor,  or  trainer.dev(agent, tasks)"
             )
         elif failed:
-            self._tell(
-                f"{len(failed)} of {len(episodes)} rollouts failed and are left out of the update. "
-                f"{_most_common(failed)}"
-            )
+            found = most_fail(failed, len(episodes))
+            self._tell(f"{found} They are left out of the update.", key=found.words.split(". ", 1)[-1])
         if not usable:
             return
         if not any(e.calls for e in usable):
             silent = self._heard and not any(e.refused for e in usable)
             self._refuse(str(calls_no_longer() if silent else unheard(episodes, self._turned_away)))
         elif not any(e.sampled_tokens for e in usable):
-            self._refuse(_nothing_selected(usable, self._selected_by))
+            self._refuse(str(nothing_trained(usable, self._selected_by)))
         self._heard = True
-        self._check_names(usable)
+        if (nobody := unmatched_agents(usable, self._policies)) is not None:
+            self._refuse(str(nobody))
         self._object(usable)
         if self._compares:
             self._check_variance(usable)
@@ -154,17 +159,6 @@ class Preflight:
         if not self._goes_on:
             raise AgentError(text)
         self._tell(f"{text} (preflight='warn': the run goes on.)")
-
-    def _check_names(self, usable: Sequence[Episode]) -> None:
-        """Rewards that name agents who made no call would reach nobody."""
-        rewarded = {r.agent for e in usable for r in e.rewards} - {None}
-        calling = {c.info.agent for e in usable for c in e.calls} - {None}
-        if rewarded and not rewarded & {*calling, *self._policies}:
-            self._refuse(
-                f"Rewards are for the agents {sorted(rewarded, key=str)}, and the calls were made by "
-                f"{sorted(calling, key=str) or 'agents without a name'}, so no call earns anything. Give agents their "
-                "names, as llm.for_agent('writer') does, or leave agent= out of emit_reward."
-            )
 
     def _check_variance(self, usable: Sequence[Episode]) -> None:
         rewards = sorted({e.reward for e in usable if e.reward is not None})
@@ -199,33 +193,9 @@ class Preflight:
             (self._reporter.verdict if verdict else self._reporter.warn)(text)
 
 
-def _nothing_selected(usable: Sequence[Episode], selected_by: Mapping[str, str]) -> str:
-    """Why no call is trained: which settings chose none, and what there was to choose from."""
-    if not selected_by or not any(len(c.response_ids) for e in usable for c in e.calls):
-        return "The model calls of this step hold no sampled tokens of the policy in training."
-    names = {c.info.agent for e in usable for c in e.calls}
-    seen = [
-        *sorted(repr(name) for name in names if name),
-        *(["calls without an agent's name"] if None in names else []),
-    ]
-    settings = " and ".join(f"{name}={pattern!r}" for name, pattern in selected_by.items())
-    return (
-        f"{settings} chooses none of this step's calls, so nothing is trained. Seen were: {', '.join(seen)}. What an "
-        "agent says as trained_agents is train_agents here. Agents get their names from llm.for_agent(…) or from "
-        "a framework's spans."
-    )
-
-
 def _same(steps: int, rewards: Sequence[float]) -> str:
     shown = ", ".join(f"{r:g}" for r in rewards[:5])
     return f"For {steps} steps all siblings earned the same reward ({shown}), so there was nothing to learn from."
-
-
-def _most_common(failed: Sequence[Episode]) -> str:
-    said = [(e.outcome.value, (e.attempt and e.attempt.error) or "no message") for e in failed]
-    (kind, count), *_ = Counter((outcome, kind_of(error)) for outcome, error in said).most_common(1)
-    outcome, error = next(one for one in said if (one[0], kind_of(one[1])) == kind)
-    return f"Most common ({count}×): {outcome}: {error}"
 
 
 @dataclass(frozen=True, kw_only=True)

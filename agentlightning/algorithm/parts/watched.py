@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Part, RunHooks, RunRecord, RunScope
+from agentlightning.algorithm.rollout_verdicts import absent_part
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.algorithm.verdicts import FALSE_ALARMS, absent_part, fall_of, has_risen
+from agentlightning.algorithm.verdicts import FALSE_ALARMS, fall_of, has_risen
 from agentlightning.errors import ConfigError
 from agentlightning.types.finding import Finding, problem
 

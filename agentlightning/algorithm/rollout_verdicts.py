@@ -1,0 +1,161 @@
+"""Verdicts on the rollouts of a step or of a run: one text and one advice, for run and doctor alike. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from agentlightning.algorithm.episode import Episode
+from agentlightning.errors import kind_of
+from agentlightning.types import Outcome
+from agentlightning.types.finding import Finding, problem, share, warning
+from agentlightning.types.names import NO_SUCH_PATH
+
+EXAMPLES = 3
+"""So many reasons, or rollouts, are named in the evidence of a finding."""
+SHOWN_PARTS = 8
+"""So many of the parts of rewards that there are are named; agents name them."""
+
+KEEPS_ANSWERS = (
+    "It probably keeps answers from one rollout to the next (functools.cache, a dictionary, a cache of its client). "
+    "Turn that off: every rollout must ask the model itself, because its own answer is what is learned from."
+)
+"""What to do about an agent that earns rewards without asking the model."""
+_BUSY = re.compile(r"\b429\b|rate.?limit|too many requests", re.IGNORECASE)
+BUSY_FIX = (
+    "A provider turns requests away because there are too many of them: lower concurrency (or the provider's "
+    "max_concurrency), or ask it for a higher limit."
+)
+_FIX_OF = {
+    Outcome.AGENT_ERROR: "Mend what the message names; agl show --failed shows whole rollouts.",
+    Outcome.TIMEOUT: "See where it waits (agl show --failed), or set rollout_config=RolloutConfig(timeout_seconds=…).",
+    Outcome.INFRA_ERROR: "This is not the agent's failure: look at the log of the run, the store and the model.",
+    Outcome.JUDGE_ERROR: "Mend the grader or the judge: a failure of it is never taken for a reward of 0.",
+    Outcome.CANCELLED: "They were cancelled from outside; nothing to mend in the agent.",
+}
+_WAY_TO_THE_MODEL = (
+    "Make its client use the endpoint it is given:  OpenAI(base_url=llm.endpoint, api_key=llm.api_key)  and  "
+    "model=llm.model.  A program finds them in its environment: OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL (and "
+    "the same of ANTHROPIC_ and GEMINI_). A call counts only if the agent waits for it: await an async "
+    "client's, and join threads that make some."
+)
+
+
+def unheard(episodes: Sequence[Episode], turned_away: Mapping[str, int]) -> Finding:
+    """Why no call of these rollouts was answered: none arrived, or why those that did were refused.
+
+    turned_away: requests to the gateway that belonged to no attempt, by why they were refused.
+    """
+    asked = Counter(text for e in episodes for text in e.refused)
+    refused = Counter(turned_away) + asked
+    if not refused:
+        words = "The agent never called the model: no call arrived at the gateway."
+        return problem("never_called", words, _WAY_TO_THE_MODEL, turned_away={})
+    reason, count = refused.most_common(1)[0]
+    words = (
+        f"No model call of the agent was answered: {refused.total()} arrived at the gateway, and all of them were "
+        f"refused. Most common ({count}×): {reason}"
+    )
+    asked.update({text: n for text, n in turned_away.items() if text.startswith(NO_SUCH_PATH)})
+    if not asked:
+        return problem("never_called", words, _WAY_TO_THE_MODEL, turned_away=dict(turned_away))
+    fix = (
+        "The base URL is right: the calls arrive. Mend what the message names, in the settings of the program or of "
+        "its client; docs/clients.md says which programs need one."
+    )
+    return problem("calls_refused", words, fix, refused=dict(asked.most_common(EXAMPLES)))
+
+
+def calls_no_longer() -> Finding:
+    """What is to be said of an agent that called the model in earlier steps."""
+    return problem("answers_kept", "The agent called the model in earlier steps and calls it no longer.", KEEPS_ANSWERS)
+
+
+def nothing_trained(episodes: Sequence[Episode], selected_by: Mapping[str, str]) -> Finding:
+    """What is to be said of calls of which none is trained. `selected_by`: the settings that choose which are."""
+    calls = [c for e in episodes for c in e.calls]
+    if not selected_by or not any(len(c.response_ids) for c in calls):
+        return problem(
+            "nothing_trained",
+            f"{len(calls)} calls were recorded, and none of them holds sampled tokens of the policy in training.",
+            "Ask for model=llm.model; look at train_agents and train_prompts, which choose what is trained.",
+            policies=sorted({c.info.policy for c in calls}),
+        )
+    names = {c.info.agent for c in calls}
+    seen = [
+        *sorted(repr(name) for name in names if name),
+        *(["calls without an agent's name"] if None in names else []),
+    ]
+    chosen_by = " and ".join(f"{name}={pattern!r}" for name, pattern in selected_by.items())
+    return problem(
+        "nothing_trained",
+        f"{chosen_by} chooses none of the calls, so nothing is trained. Seen were: {', '.join(seen)}.",
+        "Agents get their names from llm.for_agent(…) or from a framework's spans. What an agent says as "
+        "trained_agents is train_agents here.",
+        agents=sorted(name for name in names if name),
+    )
+
+
+def unmatched_agents(episodes: Sequence[Episode], policies: Collection[str]) -> Finding | None:
+    """Whether all rewards name agents who made no call, so that they reach nobody. `policies`: the aliases of several
+    policies, which rewards may name as well."""
+    rewarded = {r.agent for e in episodes for r in e.rewards} - {None}
+    calling = {c.info.agent for e in episodes for c in e.calls} - {None}
+    if not rewarded or rewarded & {*calling, *policies}:
+        return None
+    return problem(
+        "rewards_reach_nobody",
+        f"Rewards are for the agents {sorted(rewarded, key=str)}, and the calls were made by "
+        f"{sorted(calling, key=str) or 'agents without a name'}, so no call earns anything.",
+        "Give agents their names, as llm.for_agent('writer') does, or leave agent= out of emit_reward.",
+        rewarded=sorted(rewarded, key=str),
+        calling=sorted(calling, key=str),
+    )
+
+
+def most_fail(failed: Sequence[Episode], of: int) -> Finding:
+    """How many of so many rollouts failed, and what most of them said."""
+    common = Counter((e.outcome, kind_of(first_line(e))) for e in failed)
+    (outcome, kind), count = common.most_common(1)[0]
+    same = [e for e in failed if (e.outcome, kind_of(first_line(e))) == (outcome, kind)]
+    text = first_line(same[-1])
+    return (problem if 2 * len(failed) >= of else warning)(
+        "rollouts_fail",
+        f"{share(len(failed), of)} rollouts failed. Most common ({count}×): {outcome.value}: {_ended(text)}",
+        BUSY_FIX if is_busy(text) else _FIX_OF.get(outcome, ""),
+        outcomes=dict(Counter(e.outcome.value for e in failed).most_common()),
+        error=_end_of_error(same[-1]),
+        rollouts=[e.rollout.rollout_id for e in failed if e.outcome is outcome][-EXAMPLES:],
+    )
+
+
+def first_line(episode: Episode) -> str:
+    """The first line of the error of a rollout's attempt, cut to 300 characters."""
+    text = (episode.attempt and episode.attempt.error) or "no message"
+    return text.strip().splitlines()[0][:300]
+
+
+def _ended(text: str) -> str:
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
+
+
+def _end_of_error(episode: Episode) -> str:
+    """The end of its message, where the line of the user's own is."""
+    text = (episode.attempt and episode.attempt.error) or ""
+    return "\n".join(text.strip().splitlines()[-6:])
+
+
+def is_busy(text: str) -> bool:
+    """Whether a message says that a provider was asked too often."""
+    return bool(_BUSY.search(text))
+
+
+def absent_part(name: str, whose: str, known: Collection[str]) -> str:
+    """What is said where no rollout's reward has the part `name`, and a setting needs it: `whose` says which, " of
+    watched_parts" or ", which has a constraint". `known` are the parts that rewards have."""
+    has = f"They have: {', '.join(sorted(known)[:SHOWN_PARTS])}." if known else "They have no named parts."
+    return (
+        f"No rollout's reward has the part '{name}'{whose}. {has} An agent names parts: "
+        f"agl.emit_reward({{'right': 1.0, '{name}': 0.5}}, primary_key='right')."
+    )
