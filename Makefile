@@ -5,13 +5,13 @@
 #   PYTHON            the interpreter that .venv is made from                                  (python3)
 #   TORCH_INDEX_URL   package index to take torch from besides the default one, for CPU builds  (none)
 #   PIP_ARGS          more arguments for every `pip install`, for example a mirror               (none)
-#   WORKERS           how many processes `make test` runs in; 0 runs in one, for --pdb         (3)
+#   WORKERS           how many processes `make test` runs in; 0 runs in one, for --pdb         (4)
 #   ARGS              more arguments for the command of a target: make test ARGS="-k store -x"  (none)
 
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
-WORKERS ?= 3
+WORKERS ?= 4
 
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
@@ -35,7 +35,7 @@ install: $(STAMPS)/torch ## install the package with its training extra into .ve
 dev: $(STAMPS)/dev ## install the package with everything its tests, checks and docs need
 
 test: $(STAMPS)/dev ## the quick test suite, in parallel
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not clients and not vllm and not ray and not verl and not kubernetes" -n $(WORKERS) --dist worksteal --durations=15 $(ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not clients and not vllm and not ray and not verl and not kubernetes" -n $(WORKERS) --dist worksteal --durations=15 $(ARGS)
 
 test-slow: $(STAMPS)/dev ## the long end-to-end tests
 	@$(BIN)/python -m pytest -q -m "slow and not clients and not vllm and not ray and not verl and not kubernetes" $(ARGS)

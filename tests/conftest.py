@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,8 +28,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shard", metavar="I/N", help="run the I-th of N parts of the chosen tests; a file stays whole")
 
 
-@pytest.hookimpl(trylast=True)  # after `-m` has chosen
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection() -> None:
+    """Collecting makes a million objects that stay: the garbage collector does not look at them, then or later."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)  # around `-m`, which chooses in between
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    for item in items:
+        quick = item.get_closest_marker("quick_with")
+        if quick is not None and not any(name in item.name for name in quick.args):
+            item.add_marker(pytest.mark.slow)
+    yield
+    _choose_shard(config, items)
+
+
+def _choose_shard(config: pytest.Config, items: list[pytest.Item]) -> None:
     moving = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if moving:  # several processes would choose different tests, and run none
         raise pytest.UsageError(f"The address of an object stands in the name of a test; give it ids: {moving[0]}")

@@ -64,8 +64,7 @@ class TrainingRun:
         """What the validation of the last step came to, if it was validated."""
         self._learned: Sampled | None = None
         self._saved = 0
-        self._begun = False
-        self._ended = False
+        self._begun = self._ended = False
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:

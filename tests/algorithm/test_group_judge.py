@@ -323,6 +323,7 @@ def group(span: Any) -> bool:
     return "agentlightning.judge.score" in span.attributes
 
 
+@pytest.mark.slow
 async def test_what_it_costs_is_a_metric(tmp_path: Path) -> None:
     price = agl.TokenPrice(input=3.0, output=10.0)
     _, (row,), _ = await trained(tmp_path, by(by_text), judge={"price": price})
@@ -340,6 +341,7 @@ def test_a_run_says_of_its_judge_what_repeats_it(tmp_path: Path) -> None:
     assert agl.GroupJudge(**known) == replace(judge, rubric="Short wins.")
 
 
+@pytest.mark.slow
 async def test_who_stops_while_it_is_asked_waits_for_nobody_and_goes_on_from_there(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"model": "calc", "steps": 1, "tasks_per_step": 1, "group_size": 4, "preflight": "warn"}
     settings["backend"] = "inprocess"
@@ -389,6 +391,7 @@ def scripted(answers: Answers, max_context: int = 4096) -> ScriptedEngine:
     )
 
 
+@pytest.mark.slow
 async def test_the_base_of_the_policies_is_the_judge(tmp_path: Path) -> None:
     base = scripted(by(by_text))
     settings: dict[str, Any] = {"steps": 1, "tasks_per_step": 1, "group_size": 4, "preflight": "warn"}
@@ -434,6 +437,7 @@ async def test_a_group_on_which_it_disagrees_with_itself_is_masked(tmp_path: Pat
     assert row.get("grad_norm") in (None, 0.0)
 
 
+@pytest.mark.slow
 async def test_a_judge_that_dies_in_the_run_masks_and_is_said(tmp_path: Path) -> None:
     found, (row,), console = await trained(tmp_path, lambda shown: fair(shown) if len(shown) == 1 else 401)
     assert [r.attempt.outcome for r, _ in found] == [Outcome.JUDGE_ERROR] * 4
@@ -441,6 +445,7 @@ async def test_a_judge_that_dies_in_the_run_masks_and_is_said(tmp_path: Path) ->
     assert any("AGL_JUDGE_KEY" in w for w in console.warnings)
 
 
+@pytest.mark.quick_with("weights0")
 @pytest.mark.parametrize("weights", [{}, {"primary": 1.0, "judge": 2.0}])
 async def test_with_a_reward_of_the_agents_it_is_one_more_part(tmp_path: Path, weights: dict[str, float]) -> None:
     _, (row,), console = await trained(tmp_path, by(by_text), rewarding, reward_weights=weights)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.parts.league import Opponents
@@ -78,6 +79,7 @@ def ended(match: dict[str, Any], group: int, n: int, reward: float) -> Any:
     return replace(made, rollout=made.rollout.model_copy(update={"metadata": {**match, "group": group}}))
 
 
+@pytest.mark.slow
 async def test_a_league_is_exploited_less_than_plain_self_play(tmp_path: Path) -> None:
     plain = np.array([await play(tmp_path, "latest", seed) for seed in range(3)])
     league = np.array([await play(tmp_path, "uniform", seed) for seed in range(3)])

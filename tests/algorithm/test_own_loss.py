@@ -36,6 +36,7 @@ def test_what_a_loss_needs_it_says_itself() -> None:
         agl.GRPO(model="calc", loss=LossSpec(PATH, on_policy=True), update_epochs=2)
 
 
+@pytest.mark.quick_with("no_such_module")
 @pytest.mark.parametrize(
     ("path", "cause"),
     [

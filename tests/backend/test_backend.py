@@ -61,6 +61,7 @@ async def test_the_engine_samples_from_what_the_learner_has_once_it_is_published
     assert await backend.publish(POLICY) == 1, "publishing what is published changes nothing"
 
 
+@pytest.mark.quick_with("inprocess", "own", "vllm-lora")
 @pytest.mark.parametrize(
     "backend", [pytest.param("embedded", marks=pytest.mark.slow), *OTHERS], ids=NAMES, indirect=True
 )
@@ -163,6 +164,7 @@ class Halves(BigramBackend):
         return self._engine.version
 
 
+@pytest.mark.quick_with("Pretends", "Halves")
 @pytest.mark.parametrize(
     ("broken", "cause"),
     [

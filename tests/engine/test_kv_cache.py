@@ -95,6 +95,7 @@ def openai_gpt() -> PreTrainedModel:
     return OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=320, n_embd=32, n_layer=2, n_head=4))
 
 
+@pytest.mark.quick_with("gpt2", "gemma", "hybrid", "openai_gpt")
 @pytest.mark.parametrize(
     ("build", "kind"),
     [

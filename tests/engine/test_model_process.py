@@ -310,6 +310,7 @@ async def test_a_token_that_does_not_exist_is_named(process: ModelProcess) -> No
         await process.forward(batch)
 
 
+@pytest.mark.slow
 async def test_death_is_told_to_everyone_and_a_checkpoint_brings_it_back(process: ModelProcess, tmp_path: Path) -> None:
     version = (await process.info()).version
     await process.export(str(tmp_path / "model"))

@@ -150,6 +150,7 @@ def test_saving_it_again_changes_nothing(tmp_path: Path, model: Any, tokenizer: 
         assert (tmp_path / name).read_bytes() == (MODEL / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_plain_transformers_loads_and_runs_it_offline() -> None:
     script = f"""
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -35,21 +35,25 @@ def files() -> list[Path]:
     return [file for file in sorted(PACKAGE.rglob("*.py")) if "compat" not in file.parts]
 
 
-def texts(file: Path, *, docstrings: bool = False) -> Iterator[str]:
+@cache
+def nodes(file: Path) -> tuple[ast.AST, ...]:
+    """What the syntax tree of a file consists of; every process that collects the tests reads all files once."""
+    return tuple(ast.walk(ast.parse(file.read_text())))
+
+
+@cache
+def texts(file: Path, *, docstrings: bool = False) -> tuple[str, ...]:
     """All texts in a file, with a hole for each value that is put in; parts that are written side by side are one."""
-    tree = ast.parse(file.read_text())
-    skipped = set() if docstrings else {id(node) for node in _docstrings(tree)}
-    parts = {id(value) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for value in node.values}
-    for node in ast.walk(tree):
+    skipped = {id(value) for node in nodes(file) if isinstance(node, ast.JoinedStr) for value in node.values}
+    if not docstrings:
+        skipped |= {id(node.value) for node in nodes(file) if isinstance(node, ast.Expr)}
+    found: list[str] = []
+    for node in nodes(file):
         if isinstance(node, ast.JoinedStr):
-            yield "".join(v.value if isinstance(v, ast.Constant) else HOLE for v in node.values)  # pyright: ignore
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not {id(node)} & (skipped | parts):
-            yield node.value
-
-
-def _docstrings(tree: ast.AST) -> Iterator[ast.AST]:
-    """Texts that stand alone: of modules, classes, functions, and below attributes."""
-    return (node.value for node in ast.walk(tree) if isinstance(node, ast.Expr))
+            found.append("".join(v.value if isinstance(v, ast.Constant) else HOLE for v in node.values))  # pyright: ignore
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
+            found.append(node.value)
+    return tuple(found)
 
 
 def commands_in(text: str) -> Iterator[str]:
@@ -85,17 +89,25 @@ def check(command: str) -> None:
         found.make_parser(context).parse_args(args=given)
 
 
-ADVISED = sorted({(f.relative_to(PACKAGE).as_posix(), c) for f in files() for t in texts(f) for c in commands_in(t)})
+@cache
+def advised() -> list[tuple[str, str]]:
+    """The files and the commands that their texts name."""
+    return sorted({(f.relative_to(PACKAGE).as_posix(), c) for f in files() for t in texts(f) for c in commands_in(t)})
 
 
 def test_there_is_much_advice() -> None:
-    assert len(ADVISED) > 50
-    assert {command.split()[0] for _, command in ADVISED} >= {"train", "why", "show", "eval", "serve", "doctor"}
+    assert len(advised()) > 50
+    assert {command.split()[0] for _, command in advised()} >= {"train", "why", "show", "eval", "serve", "doctor"}
 
 
-@pytest.mark.parametrize(("file", "command"), ADVISED, ids=[f"{f} {c[:40]}" for f, c in ADVISED])
-def test_a_command_that_is_advised_is_understood(file: str, command: str) -> None:
-    check(command)
+def test_every_command_that_is_advised_is_understood() -> None:
+    wrong: list[str] = []
+    for file, command in advised():
+        try:
+            check(command)
+        except (Exception, AssertionError) as error:
+            wrong.append(f"{file}: agl {command}: {error}")
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("wrong", ["sail runs/a", "train --taks FILE", "eval RUN --weights X", "store prune --elder 3"])
@@ -105,16 +117,22 @@ def test_the_check_finds_what_cannot_be_typed(wrong: str) -> None:
     assert type(caught.value).__name__ in ("AssertionError", "NoSuchOption")
 
 
-NAMES = sorted(
-    {name.rstrip(".") for f in files() for t in texts(f, docstrings=True) for name in re.findall(r"\bagl(?:\.\w+)+", t)}
-)
+def test_every_name_of_the_package_that_a_text_says_exists() -> None:
+    said = {name.rstrip(".") for f in files() for t in texts(f, docstrings=True) for name in _NAME.findall(t)}
+    assert len(said) > 30
+    assert not [name for name in sorted(said) if not exists(name)]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_name_of_the_package_that_a_text_says_exists(name: str) -> None:
+_NAME = re.compile(r"\bagl(?:\.\w+)+")
+
+
+def exists(name: str) -> bool:
     found: Any = agl
     for part in name.split(".")[1:]:
+        if not hasattr(found, part):
+            return False
         found = getattr(found, part)
+    return True
 
 
 def calls_in(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -130,16 +148,16 @@ def calls_in(text: str) -> Iterator[tuple[str, list[str]]]:
         yield found[1], names
 
 
-CALLS = sorted(
-    {(n, a) for f in files() for t in texts(f) for n, names in calls_in(t) for a in names if hasattr(agl, n)}
-)
+def test_every_argument_that_is_advised_is_taken() -> None:
+    calls = {(n, a) for f in files() for t in texts(f) for n, names in calls_in(t) for a in names if hasattr(agl, n)}
+    assert len(calls) > 20
+    assert not [f"{name}({argument}=)" for name, argument in sorted(calls) if not is_taken(name, argument)]
 
 
-@pytest.mark.parametrize(("name", "argument"), CALLS, ids=[f"{n}({a}=)" for n, a in CALLS])
-def test_an_argument_that_is_advised_is_taken(name: str, argument: str) -> None:
+def is_taken(name: str, argument: str) -> bool:
     parameters = inspect.signature(getattr(agl, name)).parameters
     taken = {*parameters, *getattr(getattr(agl, name), "model_fields", {})}
-    assert argument in taken or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return argument in taken or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 @pytest.mark.parametrize("kind", ["page", "variable"])
@@ -173,7 +191,7 @@ def raised() -> Iterator[tuple[str, int, str]]:
     """The message of every error of ours that is raised with a text of its own, by file and line."""
     names = {kind.__name__ for kind in every_error()}
     for file in files():
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in nodes(file):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in names:
                 continue
             for argument in node.args[:1]:

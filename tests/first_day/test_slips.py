@@ -270,6 +270,7 @@ def test_a_field_that_the_task_has_not(task: Any, words: str | None) -> None:
     assert (words or "The task has") in said if words else "The task has" not in said
 
 
+@pytest.mark.slow
 def test_an_image_for_a_model_that_reads_text(tmp_path: Path) -> None:
     """It is said at the first call that has one, before anything is learned."""
 

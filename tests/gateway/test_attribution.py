@@ -159,6 +159,7 @@ async def check(store: InMemoryLightningStore, rollouts: list[AttemptedRollout],
         assert {asked(span) for _, span in found} == {f"My task is {rollout.input}"}
 
 
+@pytest.mark.quick_with("placeholder")
 async def test_fifty_rollouts_share_their_clients_without_cross_talk(
     store: InMemoryLightningStore, gateway: Gateway, clients: Clients
 ) -> None:
@@ -172,6 +173,7 @@ async def test_fifty_rollouts_share_their_clients_without_cross_talk(
     await check(store, await run(store, gateway, agent, [f"number {n}" for n in range(ROLLOUTS)]), 5)
 
 
+@pytest.mark.quick_with("address")
 async def test_sync_agents_and_their_thread_pools(
     store: InMemoryLightningStore, gateway: Gateway, clients: Clients
 ) -> None:

@@ -181,6 +181,7 @@ async def test_what_is_no_json_is_passed_on_and_recorded_as_it_is(site: Site, ro
     assert span.attributes["agentlightning.response"] == "{not json"
 
 
+@pytest.mark.slow
 async def test_ten_megabytes_go_through_to_a_provider(site: Site, rogue: Rogue) -> None:
     with pytest.raises((openai.APIError, ValueError)):
         await _read(site, "no_json", stream=False, messages=[{"role": "user", "content": "x" * 10**7}])

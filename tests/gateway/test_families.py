@@ -353,6 +353,7 @@ def extended(history: History, answer: Message, turn: Turn, step: Step) -> Histo
     return History(messages, turn, new_from)
 
 
+@pytest.mark.quick_with("llama3-template", "qwen3")
 @pytest.mark.parametrize("name", ALL)
 @settings(
     max_examples=40,

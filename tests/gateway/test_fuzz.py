@@ -17,6 +17,7 @@ from tests.gateway.conftest import CALC, Site
 said = itertools.cycle(SAID)
 
 
+@pytest.mark.quick_with("1-")
 @pytest.mark.parametrize("script", [lambda *_: next(said)], ids=["odd answers"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_no_request_of_the_grammar_is_a_fault_of_ours(site: Site, seed: int) -> None:

@@ -138,6 +138,7 @@ async def test_an_agent_that_raises_at_a_limit_is_truncated(
 LONG: Any = [{"role": "user", "content": "1 + " * 8000}]
 
 
+@pytest.mark.quick_with("own max_tokens-", "context-stops", "calls-", "tokens-")
 @pytest.mark.parametrize("ending", ["stops", "goes on", "a judge is asked"])
 @pytest.mark.parametrize(
     ("hit", "limits", "goes_on"),

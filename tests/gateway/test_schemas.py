@@ -69,6 +69,7 @@ def test_what_may_take_long_is_not_simple(name: str) -> None:
         assert is_simple(constraint, len(encoded(constraint, 2**20))) is simple
 
 
+@pytest.mark.quick_with("body0")
 @pytest.mark.parametrize(
     "body", [answer_by(ODD), tool_by(ODD, strict=True), {**tool_by(ODD), "tool_choice": "required"}]
 )
@@ -89,6 +90,7 @@ async def test_others_are_handled_elsewhere_once(site: Site, body: Any) -> None:
     assert again == [first, first]
 
 
+@pytest.mark.quick_with("body0", "body3")
 @pytest.mark.parametrize(
     ("body", "param"),
     [

@@ -95,6 +95,7 @@ def model_with(folder: Path, template: str) -> Path:
     return model
 
 
+@pytest.mark.quick_with("range", "list times", "doubling ~", "tojson", "format")
 @pytest.mark.parametrize("attack", HOSTILE)
 def test_a_hostile_template_is_refused_within_seconds_of_processor_time(attack: str) -> None:
     began = time.thread_time()

@@ -142,6 +142,7 @@ async def test_a_required_call_without_parameters(
             assert found == {} if strict else isinstance(found, dict)
 
 
+@pytest.mark.quick_with("named")
 @pytest.mark.parametrize(
     "family", [QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in sorted(FAMILIES | TAGGED) if n != QUICK)]
 )
@@ -220,6 +221,7 @@ def some(api: str, mode: str, *names: str) -> Any:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": listed}}
 
 
+@pytest.mark.quick_with("auto-", "required-responses")
 @pytest.mark.parametrize("api", ["chat", "responses"])
 @pytest.mark.parametrize("mode", ["auto", "required"])
 async def test_only_tools_that_are_allowed_are_called(store: InMemoryLightningStore, api: str, mode: str) -> None:

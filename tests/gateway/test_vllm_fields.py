@@ -55,6 +55,7 @@ async def test_json_by_its_schema(site: Site, reader: Reader, path: str, fields:
     assert not accepts(reader, grammar, f"<think>\nSo.\n</think>\n\n{GOOD}"), "a raw text has no reasoning"
 
 
+@pytest.mark.quick_with("fields4")
 @pytest.mark.parametrize("path", ["chat", pytest.param("completions", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("fields", "good", "bad"),
@@ -70,6 +71,7 @@ async def test_texts_by_choice_expression_and_grammar(
     assert not any(accepts(reader, grammar, text) for text in bad)
 
 
+@pytest.mark.quick_with("fields1", "fields2", "fields3", "fields4", "fields5", "fields8")
 @pytest.mark.parametrize(
     "fields",
     [

@@ -107,6 +107,7 @@ def test_sampling_needs_no_float64(policy: Policy) -> None:
             assert not any(isinstance(event, Failed) for event in engine.step())
 
 
+@pytest.mark.quick_with("ppo_clip", "gspo", "dual_clip")
 @pytest.mark.parametrize("loss", sorted(name for name, spec in LOSSES.items() if not spec.pairs))
 def test_learning_needs_no_float64(policy: Policy, group_of_conversations: list[CreditedCall], loss: str) -> None:
     learner = TorchLearner(policy)

@@ -157,6 +157,7 @@ def check(tiny_model_dir: Path, make_call: MakeCall, loss: LossConfig, *, lora: 
     return worst_error(gradients(policy), reference_gradients(policy, calls, loss, reference_E))
 
 
+@pytest.mark.quick_with("grpo-full", "gspo-lora", "kl-k3-full", "entropy-full", "dpo-lora")
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_fp32_gradients_agree_to_1e_5(tiny_model_dir: Path, make_call: MakeCall, name: str, lora: bool) -> None:
@@ -171,6 +172,7 @@ def test_fp64_gradients_agree_to_1e_6(tiny_model_dir: Path, make_call: MakeCall,
     assert check(tiny_model_dir, make_call, LOSSES[name], lora=lora, dtype="float64", seed=7) < 1e-6
 
 
+@pytest.mark.quick_with("dapo-full", "cispo-lora", "kl-k2-lora", "dpo-full")
 @pytest.mark.usefixtures("everything_in_fp64")
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("name", LOSSES)

@@ -107,6 +107,7 @@ def chunks(rng: np.random.Generator, make_call: MakeCall) -> list[CreditedCall]:
 ALL = {**TREES, "short": short, "chunks": chunks}
 
 
+@pytest.mark.quick_with("branching", "chunks")
 @pytest.mark.parametrize("name", ["qwen3_next", pytest.param("qwen3_5_text", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tree", ALL)
 def test_numbers_are_those_of_rows(name: str, tree: str, make_call: MakeCall) -> None:
@@ -117,6 +118,7 @@ def test_numbers_are_those_of_rows(name: str, tree: str, make_call: MakeCall) ->
     agree(numbers(policy, batch, FLEX), expected)
 
 
+@pytest.mark.quick_with("qwen3_next", "olmo_hybrid")
 @pytest.mark.parametrize("name", NAMES)
 def test_random_trees(name: str, make_call: MakeCall) -> None:
     policy = policy_of(hybrid(name))
@@ -260,6 +262,7 @@ def _padding(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tree_recurrence, "GATES", dict.fromkeys(tree_recurrence.GATES, ()))
 
 
+@pytest.mark.quick_with("siblings", "_padding")
 @pytest.mark.parametrize("sabotage", [_no_inputs, _no_states, _siblings, _detached, _padding])
 @pytest.mark.parametrize("name", ["qwen3_next", pytest.param("qwen3_5_text", marks=pytest.mark.slow)])
 def test_a_wrong_state_is_noticed(

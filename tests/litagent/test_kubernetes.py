@@ -240,6 +240,7 @@ TROUBLE: dict[str, tuple[str, str, int, dict[str, str]]] = {
 needs_faults = pytest.mark.skipif(bool(REAL), reason="a real API server does not fail when it is told to")
 
 
+@pytest.mark.slow
 @needs_faults
 @pytest.mark.parametrize("what", TROUBLE)
 async def test_what_a_repeat_heals_is_repeated(cluster: Cluster, what: str) -> None:

@@ -98,6 +98,7 @@ def test_a_namespace_that_lacks_ids_is_known(tmp_path: Path, maps: str, whole: b
     assert is_mapped(IDS, tmp_path / "none"), "a kernel without user namespaces"
 
 
+@pytest.mark.quick_with("65536")
 @needs_root
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ def coverage(tasks: int, p: float) -> float:
     return total
 
 
+@pytest.mark.quick_with("5-", "20-")
 @pytest.mark.parametrize("p", [0.5, 0.9, 0.97, 1.0])
 @pytest.mark.parametrize("tasks", [5, 10, 20, 50, 100, 200])
 def test_intervals_of_rewards_of_0_and_1_hold_at_least_as_often_as_they_say(tasks: int, p: float) -> None:

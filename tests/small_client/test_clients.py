@@ -49,6 +49,7 @@ def first_rollout(client: subprocess.Popen[str]) -> None:
             raise AssertionError((said, client.communicate()[1]))
 
 
+@pytest.mark.slow
 def test_a_client_trains_a_step(tmp_path: Path) -> None:
     with small_server(tmp_path, 1) as server:
         client = server.client(TRAIN)

@@ -90,6 +90,7 @@ def damage(execute: Execute, column: Column[Any], value: Any) -> bool:
     return True
 
 
+@pytest.mark.quick_with("sqlite-0")
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_every_damaged_value_is_read_or_refused_in_our_words(opened: Any, seed: int) -> None:
     store, execute = opened

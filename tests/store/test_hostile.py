@@ -91,6 +91,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.quick_with("bytes")
 @pytest.mark.parametrize("name", BOMBS)
 async def test_an_otlp_bomb_is_too_large(agent: aiohttp.ClientSession, name: str) -> None:
     headers, body = BOMBS[name]
@@ -99,6 +100,7 @@ async def test_an_otlp_bomb_is_too_large(agent: aiohttp.ClientSession, name: str
         assert "send smaller batches" in await response.text()
 
 
+@pytest.mark.slow
 async def test_who_is_refused_waits_and_nobody_else(server: LightningStoreServer, agent: aiohttp.ClientSession) -> None:
     other = await server.store.start_rollout("task")
     key = server.key_for(other.rollout_id, other.attempt.attempt_id, (SPANS,))
@@ -172,6 +174,7 @@ def otlp_text(span: dict[str, Any], length: int) -> bytes:
     return export.SerializeToString()
 
 
+@pytest.mark.quick_with("deep lists", "OTLP: attributes")
 @pytest.mark.parametrize("shape", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in SHAPES])
 async def test_no_body_holds_the_server_up(
     server: LightningStoreServer, agent: aiohttp.ClientSession, shape: str

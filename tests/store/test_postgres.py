@@ -112,6 +112,7 @@ async def test_broken_connections_are_made_again(pair: list[PostgresLightningSto
     assert (await waiting) is not None
 
 
+@pytest.mark.slow
 async def test_what_is_asked_while_the_server_is_away_is_done_once_it_is_back() -> None:
     binaries = find_binaries()
     if binaries is None:

@@ -78,6 +78,7 @@ def of_a_span(value: Any) -> LitAgent[Any]:
     )
 
 
+@pytest.mark.quick_with("1e+308-")
 @pytest.mark.parametrize("way", [returned, emitted, named, of_a_triplet, of_a_span])
 @pytest.mark.parametrize("value", [*NUMBERS, "1"])
 async def test_of_an_agent_in_this_process(place: Place, way: Callable[[Any], LitAgent[Any]], value: Any) -> None:
@@ -109,6 +110,7 @@ def by_a_grader(text: str) -> dict[str, Any]:
     return {"command": "true", "grader": [sys.executable, "-S", "-c", f"print({text!r})"]}
 
 
+@pytest.mark.quick_with("in_a_file")
 @pytest.mark.parametrize("way", [printed, printed_in_json, in_a_file, by_a_grader])
 async def test_of_a_program(place: Place, way: Callable[[str], dict[str, Any]]) -> None:
     for text in TEXTS:

@@ -62,6 +62,7 @@ def test_changed_tasks_are_noticed_when_a_run_is_taken_again(tmp_path: Path) -> 
         tune(apo(client), words_agent([]), tmp_path / "run", val=others, resume=True)
 
 
+@pytest.mark.slow
 def test_a_larger_budget_goes_on_where_a_smaller_one_ended(tmp_path: Path) -> None:
     client, ran = FakeClient(helpful), list[str]()
     tune(apo(client, budget_rollouts=30), words_agent(ran), tmp_path / "run")

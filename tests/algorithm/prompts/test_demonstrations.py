@@ -125,6 +125,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+@pytest.mark.quick_with("right answers")
 @pytest.mark.parametrize(
     ("algorithm", "answer"), [("apo", None), ("gepa", None), ("apo", "right")], ids=["apo", "gepa", "right answers"]
 )

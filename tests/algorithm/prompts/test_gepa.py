@@ -35,6 +35,7 @@ def test_it_finds_the_better_prompt(tmp_path: Path) -> None:
     assert rows[-1]["val_reward"] == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_a_run_taken_again_pays_only_for_what_is_new(tmp_path: Path) -> None:
     client, ran = FakeClient(reflecting), list[str]()
     tune(gepa(client, budget_rollouts=20), words_agent(ran), tmp_path / "run")

@@ -38,6 +38,7 @@ def promoted(rng: np.random.Generator, draw: Draw, candidates: int, alpha: float
     return False
 
 
+@pytest.mark.quick_with("coin", "rare-1")
 @pytest.mark.parametrize("candidates", [1, 8])
 @pytest.mark.parametrize("draw", [coin, beta, rare])
 def test_equal_candidates_are_promoted_less_often_than_the_level_says(draw: Draw, candidates: int) -> None:
