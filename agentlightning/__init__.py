@@ -79,6 +79,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "emit_reward",
         "operation",
     ),
+    "agentlightning.environments": ("load_environment",),
     "agentlightning.errors": (
         "AgentError",
         "AgentLightningError",
@@ -211,6 +212,7 @@ if TYPE_CHECKING:
         emit_reward,
         operation,
     )
+    from agentlightning.environments import load_environment
     from agentlightning.errors import (
         AgentError,
         AgentLightningError,

@@ -33,6 +33,8 @@ TYPED = {
         "agl show runs/calc-20250101-120000 --step 12 --reward-max 0",
         "agl show runs/calc-20250101-120000 --group 12-0",
         "agl agents",
+        "agl env list",
+        "agl env check gym:FrozenLake-v1 --env-option is_slippery=false",
         "agl models",
         "agl models --gpus 2xL4",
         "agl runs",
@@ -52,6 +54,10 @@ TYPED = {
         "agl whatif runs/calc-20250101-120000 --step 12",
         'agl whatif runs/calc-20250101-120000 --step 12 --loss gspo --set "loss=cispo clip_high=2.0" --json',
         "agl store statistics runs/calc-20250101-120000",
+    ],
+    "environments.md": [
+        "agl env list",
+        "agl env check gym:FrozenLake-v1 --env-option is_slippery=false",
     ],
     "examples/math/README.md": ["python -m examples.math.tasks data/math"],
     "examples/support/README.md": ["python -m examples.support.cases data/support"],
@@ -90,6 +96,7 @@ SERVING = {
 
 _MAKES_AN_ENVIRONMENT = "makes an environment, which takes minutes; .ci/run makes one from nothing by the same Makefile"
 _SENTIMENT = "downloads a model and trains for half an hour; tests/examples/test_sentiment.py has its parts"
+_ENVIRONMENTS = "tests/cli/test_environments.py"
 _NODE = "tests/e2e/test_docs_as_typed.py"
 _GPU = "needs a GPU; its configuration is read by a test in tests/examples"
 _PACKAGES = (
@@ -183,6 +190,11 @@ ELSEWHERE = {
         """-d '{"name": "anna"}' http://127.0.0.1:8000/v1/organization/admin_api_keys""": (
             "tests/finetuning/test_api.py"
         ),
+    },
+    "environments.md": {
+        "agl train --env gym:FrozenLake-v1 --env-option is_slippery=false --model ./my-model": _ENVIRONMENTS,
+        "agl env check harbor:./tasks": _ENVIRONMENTS,
+        "agl train --env harbor:./tasks --agent codex --model ./my-model --env-option val=./held-out": _ENVIRONMENTS,
     },
     "examples/calc/README.md": {
         "python -m examples.calc.make_model --out agentlightning/models/calc": (

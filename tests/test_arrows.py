@@ -41,7 +41,7 @@ LAYERS: list[set[str]] = [
     {"gateway", "tracer", "emitter", "engine", "backend", "litagent"},
     {"runner"},
     {"algorithm"},
-    {"doctor"},
+    {"environments", "doctor"},
     {"dashboard"},
     {"trainer"},
     {"finetuning"},

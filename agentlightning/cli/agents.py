@@ -9,14 +9,16 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from agentlightning.cli.options import ProgramOptions
+from agentlightning.cli.options import EnvironmentOptions, ProgramOptions
+from agentlightning.environments import Environment, load_environment
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import Kubernetes, LitAgent, Program
 from agentlightning.litagent.known_agents import KNOWN_AGENTS, KnownAgent
 from agentlightning.litagent.placeholders import split
 from agentlightning.trainer.example import load_agent
+from agentlightning.trainer.tasks import load_tasks
 
 
 def find_agent(reference: str, options: ProgramOptions | None = None) -> LitAgent[Any]:
@@ -38,6 +40,63 @@ def find_agent(reference: str, options: ProgramOptions | None = None) -> LitAgen
     if given:
         raise ConfigError(f"--{next(iter(given)).replace('_', '-')} is for programs, and {reference} is a function.")
     return load_agent(reference)
+
+
+class Work(NamedTuple):
+    """An agent and what it works on."""
+
+    agent: LitAgent[Any]
+    tasks: list[Any]
+    val_tasks: list[Any] | None
+
+
+def find_work(
+    agent: str | None,
+    tasks: Path | None,
+    environment: EnvironmentOptions,
+    program: ProgramOptions | None = None,
+    val_tasks: Path | None = None,
+) -> Work:
+    """What is named, or what an environment brings. Raises ConfigError where there is none."""
+    found = environment_of(environment, agent, program)
+    if found is None and (agent is None or tasks is None):
+        missing = "tasks: --tasks FILE" if agent else "agent: --agent with file.py:name of a function, or a command"
+        raise ConfigError(f"Say which {missing}; or name an environment that brings tasks, as in --env gym:Taxi-v4.")
+    if found is None:
+        assert agent is not None
+        assert tasks is not None
+        return Work(find_agent(agent, program), load_tasks(tasks), load_tasks(val_tasks) if val_tasks else None)
+    return Work(
+        found.agent,
+        list(found.tasks() if tasks is None else load_tasks(tasks)),
+        (list(found.val_tasks()) or None) if val_tasks is None else load_tasks(val_tasks),
+    )
+
+
+def environment_of(
+    options: EnvironmentOptions, agent: str | None, program: ProgramOptions | None = None
+) -> Environment | None:
+    """The environment that `--env` names, which `agent` works in; None where none is named."""
+    given = dict(_named(text) for text in options.env_option)
+    if options.env is None:
+        if given:
+            raise ConfigError(f"--env-option {options.env_option[0]} has no effect: it is for --env.")
+        return None
+    if program is not None and (others := _settings_of(program)):
+        name = next(iter(others)).replace("_", "-")
+        raise ConfigError(f"--{name} is for programs, and --env has settings of its own: --env-option NAME=VALUE.")
+    return load_environment(options.env, agent=agent, **given)
+
+
+def _named(text: str) -> tuple[str, Any]:
+    """The name and the value of NAME=VALUE: JSON where it is some, else text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise ConfigError(f"--env-option {text}: give NAME=VALUE, for example tasks=100.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def _settings_of(options: ProgramOptions) -> dict[str, Any]:

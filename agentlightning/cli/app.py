@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from agentlightning.cli.command import Command, add
-from agentlightning.cli.commands import look, operate, serve, start, train
+from agentlightning.cli.commands import environments, look, operate, serve, start, train
 from agentlightning.cli.store_commands import store_app
 from agentlightning.cli.usage import Commands
 from agentlightning.errors import ConfigError
@@ -88,4 +88,8 @@ for _name in _NOT_HERE:
     app.command(_name, hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
         _refuse
     )
+_env_app = typer.Typer(name="env", no_args_is_help=True, help=environments.ABOUT, rich_markup_mode="rich")
+for _command in (environments.EnvironmentListOptions, environments.EnvironmentCheckOptions):
+    add(_env_app, _command, None)
+app.add_typer(_env_app, rich_help_panel="Start here")
 app.add_typer(store_app, rich_help_panel=[*COMMANDS][-1])

@@ -33,7 +33,7 @@ class Command(Options):
     """Help that stands below the options."""
 
 
-def add(app: typer.Typer, kind: type[Command], panel: str) -> None:
+def add(app: typer.Typer, kind: type[Command], panel: str | None) -> None:
     """Let the application have the command, in a panel of its help."""
 
     def called(**given: Any) -> None:

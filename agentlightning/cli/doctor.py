@@ -15,7 +15,7 @@ from typing import Any
 
 from agentlightning.algorithm import Baseline
 from agentlightning.algorithm.stall import phase_of
-from agentlightning.cli.agents import find_agent
+from agentlightning.cli.agents import find_work
 from agentlightning.cli.commands.start import DoctorOptions
 from agentlightning.cli.opened import opened_run
 from agentlightning.cli.why import decoder_of_model, shown, template_of_model
@@ -32,7 +32,6 @@ from agentlightning.runner import blocking
 from agentlightning.trainer import Trainer
 from agentlightning.trainer.folder import new_folder
 from agentlightning.trainer.sync import run_sync
-from agentlightning.trainer.tasks import load_tasks
 from agentlightning.types import RolloutMode
 
 ENOUGH = 8
@@ -41,7 +40,7 @@ ENOUGH = 8
 
 def examine_agent(options: DoctorOptions) -> bool:
     """Run the rollouts, and print the diagnosis. Returns whether there is a problem."""
-    agent, tasks = find_agent(options.agent, options.program), load_tasks(options.tasks)
+    agent, tasks, _ = find_work(options.agent, options.tasks, options.environment, options.program)
     if options.model and options.endpoint:
         raise ConfigError("Give --model or --endpoint, not both.")
     with tempfile.TemporaryDirectory(prefix="agl-doctor-") as folder:

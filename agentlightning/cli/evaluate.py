@@ -17,7 +17,7 @@ from agentlightning.algorithm import Baseline
 from agentlightning.algorithm.base import PolicySpec
 from agentlightning.algorithm.checkpoint import held_checkpoint, latest_checkpoint, model_path, read_checkpoint
 from agentlightning.backend import ModelSpec
-from agentlightning.cli.agents import find_agent
+from agentlightning.cli.agents import find_agent, find_work
 from agentlightning.cli.commands.train import EvalOptions
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.store import location_of
@@ -120,9 +120,14 @@ def run_evaluation(options: EvalOptions) -> None:
 def _evaluate(checkpoint: Path, options: EvalOptions) -> None:
     repeats = rollouts_of(options)
     trained, came_from, run = resolve(checkpoint)
-    require_trust(checkpoint, [*code_in(trained.settings), *_own_agent(options.agent, run)], trust=options.trust)
+    named = options.agent or options.environment.env
+    require_trust(checkpoint, [*code_in(trained.settings), *_own_agent(named, run)], trust=options.trust)
     untrained = came_from if options.base is None else replace(came_from or trained, model=options.base)
-    litagent, held_out = _agent_and_tasks(options.agent, options.tasks, run, checkpoint)
+    if options.environment.env is None:
+        litagent, held_out = _agent_and_tasks(options.agent, options.tasks, run, checkpoint)
+    else:
+        litagent, tasks, val_tasks = find_work(options.agent, options.tasks, options.environment)
+        held_out = val_tasks or tasks
     held_out = held_out[: options.limit]
     if untrained is not None:
         beside.print(power_words(len(held_out), is_positive, repeats))

@@ -13,7 +13,7 @@ import aiohttp
 
 from agentlightning.algorithm import APO, GEPA, Prices
 from agentlightning.algorithm.checkpoint import served_model
-from agentlightning.cli.agents import find_agent
+from agentlightning.cli.agents import find_work
 from agentlightning.cli.commands.train import OptimizeOptions
 from agentlightning.cli.configuration import parsed_settings
 from agentlightning.cli.interrupt import exit_interrupted
@@ -24,7 +24,6 @@ from agentlightning.keys import not_empty
 from agentlightning.outgoing import http_session
 from agentlightning.trainer import Trainer
 from agentlightning.trainer.sync import run_sync
-from agentlightning.trainer.tasks import load_tasks
 from agentlightning.types import Demonstrations, PromptTemplate, RolloutConfig, SystemPrompt, ToolDescription
 
 console = Console(highlight=False, soft_wrap=True)
@@ -79,8 +78,9 @@ def _named(given: str, otherwise: str) -> tuple[str, str]:
 
 def optimize_agent(options: OptimizeOptions) -> None:
     """Tune; the run says itself what came of it and where it is."""
-    agent, tasks = find_agent(options.agent, options.program), load_tasks(options.tasks)
-    val_tasks = load_tasks(options.val_tasks) if options.val_tasks else None
+    agent, tasks, val_tasks = find_work(
+        options.agent, options.tasks, options.environment, options.program, options.val_tasks
+    )
     prompts = read_prompts(options)
     texts = [name for name, prompt in prompts.items() if not isinstance(prompt, Demonstrations)]
     _check_models(options, texts, [name for name, prompt in prompts.items() if prompt.literal])

@@ -15,9 +15,9 @@ AGENT_HELP = (
     "file.py:name of a function, a command such as 'node agent.js {task.question}', or an agent that has a name here "
     "(agl agents), such as codex."
 )
-Agent = Annotated[str, Option(help=AGENT_HELP)]
+Agent = Annotated[str | None, Option(help=AGENT_HELP)]
 Tasks = Annotated[
-    Path,
+    Path | None,
     Option(
         help=(
             "Tasks: a file that ends in .jsonl (a JSON value per line), .json (an array), .csv (with a "
@@ -84,6 +84,23 @@ class ProgramOptions(Options):
             help="NAME=VALUE of a setting of --isolation kubernetes, such as image=me/agent:1, which it needs; "
             "may be given many times."
         ),
+    ] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentOptions(Options):
+    """An environment, which brings tasks and rewards; see `Environment`."""
+
+    env: Annotated[
+        str | None,
+        Option(
+            help="SCHEME:NAME of an environment that brings the tasks and the rewards, such as gym:Taxi-v4 or "
+            "harbor:./tasks (agl env list)."
+        ),
+    ] = None
+    env_option: Annotated[
+        list[str],
+        Option(help="NAME=VALUE of a setting of --env, such as tasks=100; may be given many times."),
     ] = field(default_factory=list)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "The agent and its tasks": ("agent", "tasks", "val_tasks", "data", "remote", "repeats"),
+    "The agent and its tasks": ("agent", "tasks", "val_tasks", "env", "env_option", "data", "remote", "repeats"),
     "What is learned": ("algorithm", "model", "steps", "seed", "config", "trust", "settings", "print_config"),
     "Prompts": ("prompt", "system_prompt", "prompt_place", "tool_description", "demonstrations", "answer"),
     "The agent's model": ("endpoint", "endpoint_model", "api_key"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentlightning.algorithm import Baseline
 from agentlightning.algorithm.episode import Episode
-from agentlightning.cli.agents import find_agent
+from agentlightning.cli.agents import find_work
 from agentlightning.cli.commands.start import RunOptions
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.console import Console
@@ -20,7 +20,6 @@ from agentlightning.installation import command_name
 from agentlightning.keys import not_empty
 from agentlightning.metrics import SilentConsole
 from agentlightning.trainer import Trainer
-from agentlightning.trainer.tasks import load_tasks
 from agentlightning.types import RolloutConfig, RolloutMode
 
 console = Console(highlight=False, soft_wrap=True)
@@ -28,7 +27,7 @@ console = Console(highlight=False, soft_wrap=True)
 
 def run_agent(options: RunOptions) -> bool:
     """Run it, and print what came of it. Returns whether no rollout came to a reward."""
-    agent, tasks = find_agent(options.agent, options.program), load_tasks(options.tasks)
+    agent, tasks, _ = find_work(options.agent, options.tasks, options.environment, options.program)
     if options.model and options.endpoint:
         raise ConfigError("Give --model or --endpoint, not both.")
     providers: dict[str, Provider] = {}

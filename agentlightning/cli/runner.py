@@ -6,11 +6,12 @@ import asyncio
 import signal
 from typing import Any
 
-from agentlightning.cli.agents import find_agent
+from agentlightning.cli.agents import environment_of, find_agent
 from agentlightning.cli.commands.operate import RunnerOptions
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.store import read_secret
 from agentlightning.console import Console
+from agentlightning.errors import ConfigError
 from agentlightning.litagent import LitAgent
 from agentlightning.runner.remote import Address, serve_rollouts
 from agentlightning.store import LightningStoreClient
@@ -21,7 +22,12 @@ console = Console(highlight=False, soft_wrap=True)
 
 def run_runner(options: RunnerOptions) -> None:
     """Claim and run rollouts until Ctrl-C. Raises StoreError when the server is not there to begin with."""
-    agent = find_agent(options.agent, options.program)
+    environment = environment_of(options.environment, options.agent, options.program)
+    if environment is None and options.agent is None:
+        raise ConfigError(
+            "Say which agent runs here: --agent AGENT, or the environment that has it: --env SCHEME:NAME."
+        )
+    agent = environment.agent if environment else find_agent(str(options.agent), options.program)
     secret = read_secret(options.secret_file, create=False) if options.secret_file else None
     if run_sync(_serve(agent, Address(options.server, options.key, secret, options.run), options)):
         exit_interrupted()

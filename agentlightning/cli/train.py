@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from agentlightning.algorithm import GRPO
-from agentlightning.cli.agents import find_agent
+from agentlightning.cli.agents import environment_of, find_agent
 from agentlightning.cli.commands.train import TrainOptions
 from agentlightning.cli.configuration import (
     agent_and_tasks,
@@ -84,19 +84,24 @@ def train_agent(options: TrainOptions) -> None:
         return
     server, reference, tasks, val_tasks = options.server, options.agent, options.tasks, options.val_tasks
     known_agent, known_tasks, known_val_tasks = agent_and_tasks(options.config)
+    environment = environment_of(options.environment, reference, options.program)
     if tasks is None:
         tasks, val_tasks = known_tasks, val_tasks or known_val_tasks
-    if tasks is None:
+    if tasks is None and environment is None:
         raise ConfigError(
-            "There are no tasks to train on: give --tasks FILE, --data FILE with conversations, or --config with the "
-            "run.json of a run."
+            "There are no tasks to train on: give --tasks FILE, --env with an environment, --data FILE with "
+            "conversations, or --config with the run.json of a run."
         )
-    if reference is None and not options.remote and options.data is None and server is None:
+    if reference is None and environment is None and not options.remote and options.data is None and server is None:
         reference = known_agent
         if reference is not None and options.config is not None:
             require_trust(options.config, [f"the agent {reference}"], trust=options.trust)
-    agent = None if reference is None else find_agent(reference, options.program)
-    train, val = load_tasks(tasks), load_tasks(val_tasks) if val_tasks else None
+    if environment is None:
+        agent = None if reference is None else find_agent(reference, options.program)
+    else:
+        agent = environment.agent
+    train = load_tasks(tasks) if tasks is not None else list(environment.tasks() if environment else ())
+    val = load_tasks(val_tasks) if val_tasks else (list(environment.val_tasks()) or None if environment else None)
     models = read_upstreams(options.providers)
     chosen = _algorithm(options, rollout_config=RolloutConfig(timeout_seconds=options.timeout))
     strategy = "remote" if options.remote or (server and agent is None) else options.strategy

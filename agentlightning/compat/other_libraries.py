@@ -13,7 +13,7 @@ _KNOWN = {
     **dict.fromkeys(
         ("Agent", "Environment", "Env", "Task", "Rubric", "reward", "reward_fn"),
         "An agent is a function that does a task and returns its reward: @agl.rollout on def agent(task, llm). "
-        "A task is any JSON value.",
+        "A task is any JSON value. Other people's environments are loaded: load_environment('gym:Taxi-v4').",
     ),
     **dict.fromkeys(
         ("algorithms", "algos", "trainers", "agents", "rewards", "envs", "environments", "core"),

@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -54,6 +54,9 @@ class Bubblewrap:
     memory_files: int | None = None
     """Where given, nothing is written to a disk: the working directory, `/tmp` and `/dev/shm` are in memory, and each
     holds so many bytes."""
+    binds: Mapping[str, Path] = field(default_factory=dict)
+    """Folders of an attempt that are seen somewhere else, and written there: by where they are seen. They lie in the
+    working directory."""
 
     def arguments(
         self, command: Sequence[str], folder: Path, readable: Sequence[Path] = (), own: Path | None = None
@@ -71,6 +74,7 @@ class Bubblewrap:
         tmpfs = ["--perms", "1777", *size, "--tmpfs"]
         mounts[folder] = [*tmpfs, str(folder)] if size else ["--bind", str(folder), str(folder)]
         mounts |= {place: ["--ro-bind", str(place), str(place)] for place in readable}
+        mounts |= {Path(place): ["--bind", str(own_folder), place] for place, own_folder in self.binds.items()}
         if own:
             mounts[Path(SOCKETS)] = ["--ro-bind", str(own), SOCKETS]
             mounts |= {place: ["--ro-bind", str(file), str(place)] for place, file in users.lists(own)}

@@ -177,7 +177,7 @@ class Program(LitAgent[Any]):
             notes.mkdir()
             self.check_task(task)
             command, llm = placeholders.fill(self.command, task), _llm(resources)
-            environment = {**self._inherited(), **_endpoint(llm)}
+            environment = {**self._inherited(), **endpoint_variables(llm)}
             if self._known is not None:
                 command = self._prepare(self._known, llm, notes / "home", environment, task)
             environment.update(self._env)
@@ -419,7 +419,7 @@ def _llm(resources: NamedResources) -> LLM | None:
     return next((r for r in resources.values() if isinstance(r, LLM)), None)
 
 
-def _endpoint(llm: LLM | None) -> dict[str, str]:
+def endpoint_variables(llm: LLM | None) -> dict[str, str]:
     """A model in the variables that clients read. Anthropic's and Google's clients add the version themselves."""
     if llm is None:
         return {}

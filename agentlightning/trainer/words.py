@@ -128,7 +128,9 @@ def conclude(
             f"give more steps: --steps {2 * resumed_at}, or steps={2 * resumed_at} in the script."
         )
         return
-    console.note(closing(command_name(), result, agent_known=agent.origin[1] is not None))
+    name, source = agent.origin
+    environment = name if source is None and ":" in name else None
+    console.note(closing(command_name(), result, agent_known=source is not None, environment=environment))
     if not result.learned:
         console.warn(" ".join([NOTHING_LEARNED, *numbers_as_text(tasks)]))
 
@@ -176,10 +178,11 @@ def _context(settings: TrainingSettings, shape: ModelShape | None) -> str:
     return f"; contexts of at most {shape.max_context} tokens, which is all that the model can do{asked}"
 
 
-def closing(command: str, result: RunResult, *, agent_known: bool) -> str:
+def closing(command: str, result: RunResult, *, agent_known: bool, environment: str | None = None) -> str:
     """How the reward went, and what to type next.
 
-    `command` is how `agl` is called here; `agent_known`: the run's folder says which file its agent is in.
+    `command` is how `agl` is called here; `agent_known`: the run's folder says which file its agent is in;
+    `environment`: that whose agent it was.
     """
     metrics, run_dir, checkpoint = result.metrics, result.run_dir, result.checkpoint
     rewards = [m["reward"] for m in metrics if m.get("reward") is not None]
@@ -201,7 +204,8 @@ def closing(command: str, result: RunResult, *, agent_known: bool) -> str:
         lines.append(f"Stopped. {again}")
     lines += ["Next:", f"  {command} show {run_dir}     read what was said in its rollouts"]
     if checkpoint is not None:
-        tasks = f"{'' if agent_known else ' --agent AGENT'}{'' if validated else ' --tasks FILE'}"
+        who = f" --env {environment}" if environment else " --agent AGENT"
+        tasks = f"{'' if agent_known else who}{'' if validated or environment else ' --tasks FILE'}"
         tasks += " --trust" if agent_known else ""
         lines += [
             f"  {command} eval {checkpoint}{tasks}     compare it with the model it came from",

@@ -36,6 +36,7 @@ COMMANDS: dict[str, list[tuple[str, ...]]] = {
     "dashboard": [(NAME,)],
     "demo": [(NAME,)],
     "doctor": [("--agent", "agent.py:agent", "--tasks", "tasks.jsonl"), ("--agent", NAME, "--tasks", NAME)],
+    "env": [("list",), ("check", NAME), ("check", f"gym:{NAME}"), ("check", f"harbor:{NAME}")],
     "eval": [("evil",), (NAME,), ("calc", "--agent", NAME, "--tasks", NAME)],
     "export": [("evil", "--jsonl", "out.jsonl"), (NAME, "--to", "x")],
     "gateway": [("--model", NAME, "--port", "0"), ("--upstream", NAME)],

@@ -90,7 +90,7 @@ def answer(command: str) -> str:
         ("train --agent trains.py:agent --tasks tasks.jsonl", "trains.py trains when it is imported"),
         ("train --agent agent.py:agent --tasks runs", "'runs' is a folder"),
         ("train --agent agent.py:agent tasks.jsonl", "Tasks are given by an option: --tasks tasks.jsonl"),
-        ("doctor --tasks tasks.jsonl agent.py", "Missing option '--agent'. file.py:name of a function"),
+        ("doctor --tasks tasks.jsonl agent.py", "The agent is given by an option: --agent agent.py"),
         ("run agent.py --tasks tasks.jsonl --agent x.py:y", "The agent is given by an option: --agent agent.py"),
         (f"{TRAIN} --set steps 5", "--set NAME=VALUE"),
         (f"{TRAIN} --set steps", "give NAME=VALUE, without blanks: --set steps=…"),

@@ -14,6 +14,7 @@ from agentlightning.cli.options import (
     Agent,
     AllowHost,
     Concurrency,
+    EnvironmentOptions,
     KeepAnswers,
     ProgramOptions,
     Strict,
@@ -32,11 +33,12 @@ class RunnerOptions(Command):
     work = "agentlightning.cli.runner:run_runner"
 
     server: Annotated[str, Option(help="URL of the store's server, such as http://10.0.0.1:4747.")]
-    agent: Agent
+    agent: Agent = None
     key: Annotated[str | None, key_option("AGL_STORE_KEY", "Admin key of that store.")] = None
     secret_file: Annotated[
         Path | None, Option(help="File with the secret of attempt keys, if it is not derived from the key.")
     ] = None
+    environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     program: ProgramOptions = field(default_factory=ProgramOptions)
     concurrency: Concurrency = 16
     max_rollouts: Annotated[int | None, Option(min=1, help="Stop after so many.")] = None

@@ -10,7 +10,16 @@ from typer import Argument, Option
 
 from agentlightning.cli.command import Command
 from agentlightning.cli.key_options import key_option
-from agentlightning.cli.options import Agent, Concurrency, Json, ProgramOptions, RunDir, Tasks, Timeout
+from agentlightning.cli.options import (
+    Agent,
+    Concurrency,
+    EnvironmentOptions,
+    Json,
+    ProgramOptions,
+    RunDir,
+    Tasks,
+    Timeout,
+)
 
 Gpus = Annotated[str | None, Option(help="What there is: 4xH100, L4, or cpu; what this machine has if not given.")]
 
@@ -120,8 +129,8 @@ class DoctorOptions(Command):
     command = "doctor"
     work = "agentlightning.cli.doctor:examine_agent"
 
-    agent: Agent
-    tasks: Tasks
+    agent: Agent = None
+    tasks: Tasks = None
     model: Annotated[
         str | None, Option(help="The model to ask: a shipped one's name, a directory; calc if not given.")
     ] = None
@@ -139,6 +148,7 @@ class DoctorOptions(Command):
     group_size: Annotated[int, Option(min=1, help="Of the training that is meant.")] = 8
     tasks_per_step: Annotated[int, Option(min=1, help="Of the training that is meant.")] = 16
     max_context: Annotated[int, Option(min=1, help="Of the training that is meant.")] = 4096
+    environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     program: ProgramOptions = field(default_factory=ProgramOptions)
     concurrency: Concurrency = 16
     as_json: Json = False
@@ -156,8 +166,8 @@ class RunOptions(Command):
     command = "run"
     work = "agentlightning.cli.run:run_agent"
 
-    agent: Agent
-    tasks: Tasks
+    agent: Agent = None
+    tasks: Tasks = None
     model: Annotated[
         str | None, Option(help="Serve this model to it: a shipped one's name, a checkpoint, a directory.")
     ] = None
@@ -173,6 +183,7 @@ class RunOptions(Command):
     endpoint_model: Annotated[str, Option(help="The model to ask for there.")] = "default"
     api_key: Annotated[str | None, key_option("OPENAI_API_KEY", "The key for it.")] = None
     repeats: Annotated[int, Option(min=1, help="Runs per task.")] = 1
+    environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     program: ProgramOptions = field(default_factory=ProgramOptions)
     timeout: Timeout = None
     concurrency: Concurrency = 16

@@ -15,6 +15,7 @@ from agentlightning.cli.options import (
     Agent,
     BackendOptions,
     Concurrency,
+    EnvironmentOptions,
     Json,
     ProgramOptions,
     RunDir,
@@ -93,6 +94,7 @@ class TrainOptions(Command):
         str | None,
         Option(help="With --backend ray: the cluster, auto or host:port; one of this machine if not given."),
     ] = None
+    environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     program: ProgramOptions = field(default_factory=ProgramOptions)
     timeout: Timeout = None
     concurrency: Concurrency = 16
@@ -157,8 +159,8 @@ A program that cannot be edited: the gateway puts the text after its own system 
 Go on with a run that was stopped or killed: the same command and --resume RUN.
 """
 
-    agent: Agent
-    tasks: Tasks
+    agent: Agent = None
+    tasks: Tasks = None
     val_tasks: Annotated[Path | None, Option(help="Tasks to validate on; half of the tasks if not given.")] = None
     algorithm: Annotated[
         Literal["apo", "gepa"],
@@ -229,6 +231,7 @@ Go on with a run that was stopped or killed: the same command and --resume RUN.
         list[str],
         Option("--set", help="NAME=VALUE of a setting of the algorithm, such as beam_rounds=5. May repeat."),
     ] = field(default_factory=list)
+    environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     program: ProgramOptions = field(default_factory=ProgramOptions)
     timeout: Timeout = None
     concurrency: Concurrency = 16
@@ -261,6 +264,7 @@ class EvalOptions(Command):
             )
         ),
     ] = None
+    environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     base: Annotated[str | None, Option(help="Model to compare with; the run's first one if not given.")] = None
     limit: Annotated[int, Option(min=1, help="Use at most so many tasks.")] = 400
     repeats: Annotated[

@@ -1,0 +1,313 @@
+"""`gym:ID`: an environment of Gymnasium, played in words by the model itself.
+
+The model reads each observation as a message and answers with an action. An episode is a rollout, and its reward is
+the sum of the rewards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import closing
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from agentlightning.emitter import emit_annotation
+from agentlightning.environments.base import Environment, Probe
+from agentlightning.errors import AgentError, ConfigError, missing_extra
+from agentlightning.litagent import LitAgent
+from agentlightning.types import LLM, AttemptedRollout, NamedResources
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_NUMBER = re.compile(r"-?\d+")
+_TRIES = 3
+"""Answers in a row without an action, after which the episode ends."""
+
+
+class GymEnvironment(Environment):
+    """An environment of Gymnasium with actions that can be said: one of several, a number of a range, or a text."""
+
+    summary = "an environment of Gymnasium, played in words: text, or one of several actions"
+    tested = "gymnasium 1.4.0"
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        tasks: int = 64,
+        val_tasks: int = 0,
+        first_seed: int = 0,
+        actions: Sequence[str] | Mapping[str, int] | None = None,
+        instructions: str | None = None,
+        remembers: bool = True,
+        answer_tokens: int | None = None,
+        **arguments: Any,
+    ) -> None:
+        """
+        Args:
+            name: An id of Gymnasium's registry; `module:ID` imports the module that registers it.
+            tasks: How many there are. A task is a seed, which decides how its episode begins.
+            val_tasks: How many further ones there are to validate on.
+            first_seed: The seed of the first task.
+            actions: Names for the numbers of a discrete action space: a list from its first number on, or a mapping.
+                Without them the model answers with the number.
+            instructions: What the model is told first; what the actions are if not given.
+            remembers: Whether the model sees the episode so far, or the newest observation alone.
+            answer_tokens: So many tokens an answer may have; what the run's settings say if not given.
+            arguments: Further arguments of `gymnasium.make`, such as `is_slippery=False`.
+        """
+        for option, value, least in (("tasks", tasks, 1), ("val_tasks", val_tasks, 0), ("first_seed", first_seed, 0)):
+            if not isinstance(value, int) or value < least:
+                raise ConfigError(f"gym: {option} is {value!r}; it is a whole number from {least} on.")
+        self.name = name
+        module, _, self._name = name.rpartition(":")
+        self._arguments = arguments
+        _gymnasium()
+        if module:
+            _register(module)
+        self._seeds = range(first_seed, first_seed + tasks + val_tasks)
+        self._count = tasks
+        with closing(self.make()) as made:
+            self._actions = _actions_of(made.action_space, actions, name)
+        self.instructions = instructions or f"You act in {name}. {self._actions.said}"
+        self.agent = _Player(self, remembers=remembers, answer_tokens=answer_tokens)
+
+    def tasks(self) -> Sequence[Any]:
+        return [self._task(seed) for seed in self._seeds[: self._count]]
+
+    def val_tasks(self) -> Sequence[Any]:
+        return [self._task(seed) for seed in self._seeds[self._count :]]
+
+    def _task(self, seed: int) -> Any:
+        return {"environment": self.name, "seed": seed}
+
+    async def probes(self, tasks: Sequence[Any]) -> AsyncIterator[Probe]:
+        for task in tasks:
+            began = time.perf_counter()
+            reward, why = None, ""
+            try:
+                reward = await asyncio.to_thread(self._played_at_random, task["seed"])
+            except Exception as error:  # it is somebody's environment, which is what is tried here
+                why = f"{type(error).__name__}: {error}"
+            seconds = time.perf_counter() - began
+            yield Probe(
+                task=f"seed {task['seed']}",
+                by="random actions",
+                reward=reward,
+                expected="a number",
+                good=reward is not None,
+                why=why,
+                seconds=seconds,
+            )
+
+    def make(self) -> Any:
+        """The environment of one episode. Raises ConfigError where Gymnasium makes none."""
+        gymnasium = _gymnasium()
+        given = dict(self._arguments)
+        try:
+            modes = gymnasium.spec(self._name).kwargs.get("render_mode", given.get("render_mode"))
+            if modes is None and "ansi" in _render_modes(gymnasium, self._name):
+                given["render_mode"] = "ansi"
+            return gymnasium.make(self._name, disable_env_checker=True, **given)
+        except (gymnasium.error.Error, ImportError, TypeError) as error:
+            raise ConfigError(f"gym:{self._name} cannot be made: {error}") from error
+
+    def shown(self, made: Any, observation: Any) -> str:
+        """An observation in words: itself, if it is a text, else what is drawn, else JSON."""
+        if isinstance(observation, str):
+            return observation
+        drawn = made.render() if made.render_mode == "ansi" else None
+        return _COLOURS.sub("", drawn).strip() if isinstance(drawn, str) else json.dumps(_plain(observation))
+
+    def action(self, answer: str) -> Any:
+        """The action that an answer names; None for none."""
+        return self._actions.read(answer)
+
+    @property
+    def asked(self) -> str:
+        """What the actions are, in a sentence."""
+        return self._actions.said
+
+    def _played_at_random(self, seed: int) -> float:
+        with closing(self.make()) as made:
+            made.reset(seed=seed)
+            made.action_space.seed(seed)
+            total, ended, chosen = 0.0, False, random.Random(seed)
+            limit = 10_000
+            while not ended and (limit := limit - 1):
+                _, reward, terminated, truncated, _ = made.step(self._actions.any(made.action_space, chosen))
+                total, ended = total + float(reward), terminated or truncated
+            if not ended:
+                raise AgentError("An episode has not ended after 10,000 steps. Give max_episode_steps=….")
+            return total
+
+
+class _Player(LitAgent[Any]):
+    """Asks the model for an action until the episode ends."""
+
+    def __init__(self, environment: GymEnvironment, *, remembers: bool, answer_tokens: int | None) -> None:
+        super().__init__()
+        self._environment = environment
+        self._remembers = remembers
+        self._call = {} if answer_tokens is None else {"max_tokens": answer_tokens}
+
+    @property
+    def origin(self) -> tuple[str, str | None]:
+        return f"gym:{self._environment.name}", None
+
+    def check_task(self, task: Any) -> None:
+        if not isinstance(task, Mapping) or not isinstance(task.get("seed"), int):
+            raise ConfigError(f'A task of gym: is {{"seed": number}}, and not {task!r}.')
+
+    async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> float:
+        llm = next((one for one in resources.values() if isinstance(one, LLM)), None)
+        if llm is None:
+            raise AgentError("The rollout's resources have no model to play with.")
+        from openai import AsyncOpenAI
+
+        async with AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key or "none") as client:
+            made = await asyncio.to_thread(self._environment.make)
+            with closing(made):
+                return await self._play(made, task["seed"], client, llm.model)
+
+    async def _play(self, made: Any, seed: int, client: Any, model: str) -> float:
+        environment = self._environment
+        system = {"role": "system", "content": environment.instructions}
+        observation, _ = await asyncio.to_thread(made.reset, seed=seed)
+        messages: list[Any] = [system, {"role": "user", "content": environment.shown(made, observation)}]
+        total, steps, missed = 0.0, 0, 0
+        while True:
+            response = await client.chat.completions.create(model=model, messages=messages, **self._call)
+            answer = response.choices[0].message.content or ""
+            action = environment.action(answer)
+            if action is None:
+                missed += 1
+                if missed == _TRIES:
+                    break
+                told, again = f"That names no action. {environment.asked}", [*messages]
+            else:
+                missed, steps = 0, steps + 1
+                observation, reward, terminated, truncated, _ = await asyncio.to_thread(made.step, action)
+                total += float(reward)
+                if terminated or truncated:
+                    break
+                told = environment.shown(made, observation)
+                again = messages if self._remembers else [system]
+            said = {"role": "assistant", "content": answer}
+            messages = [*again, *([said] if len(again) > 1 else []), {"role": "user", "content": told}]
+        emit_annotation({"gym": {"steps": steps, "without_action": missed == _TRIES}})
+        return total
+
+
+class _Actions:
+    """How an action is said and read."""
+
+    said: str
+    """What they are, in a sentence."""
+
+    def read(self, answer: str) -> Any:
+        """The action that the answer names; None for none."""
+        raise NotImplementedError
+
+    def any(self, space: Any, chosen: random.Random) -> Any:
+        """An action of the space at random."""
+        return space.sample()
+
+
+class _Texts(_Actions):
+    said = "Answer with your next words; they are taken as they are."
+
+    def read(self, answer: str) -> str | None:
+        return answer.strip() or None
+
+
+class _Numbers(_Actions):
+    """A number of a range: the last one that is named."""
+
+    def __init__(self, start: int, count: int) -> None:
+        self._range = range(start, start + count)
+        self.said = f"Answer with the number of your action, from {start} to {start + count - 1}."
+
+    def read(self, answer: str) -> int | None:
+        found = [int(word) for word in _NUMBER.findall(answer)[-1:] if len(word) < 10]
+        return found[0] if found and found[0] in self._range else None
+
+
+class _Names(_Actions):
+    """One of several names: the last one that occurs, as a word, in any case."""
+
+    def __init__(self, numbers: Mapping[str, int]) -> None:
+        self._numbers = {name.lower(): number for name, number in numbers.items()}
+        longest = sorted(map(re.escape, self._numbers), key=len, reverse=True)
+        self._name = re.compile(rf"(?<!\w)(?:{'|'.join(longest)})(?!\w)")
+        self.said = f"Answer with one of these actions: {', '.join(numbers)}."
+
+    def read(self, answer: str) -> int | None:
+        found = self._name.findall(answer.lower())
+        return self._numbers[found[-1]] if found else None
+
+    def any(self, space: Any, chosen: random.Random) -> int:
+        return chosen.choice(list(self._numbers.values()))
+
+
+def _actions_of(space: Any, names: Sequence[str] | Mapping[str, int] | None, name: str) -> _Actions:
+    """How actions of this space are said. Raises ConfigError for a space whose actions cannot be."""
+    spaces = _gymnasium().spaces
+    if isinstance(space, spaces.Discrete):
+        start, count = int(space.start), int(space.n)
+        if names is None:
+            return _Numbers(start, count)
+        numbers = dict(names) if isinstance(names, Mapping) else {n: start + i for i, n in enumerate(names)}
+        wrong = [n for n, number in numbers.items() if number not in range(start, start + count)]
+        if wrong or not numbers or not all(map(str.strip, numbers)):
+            raise ConfigError(
+                f"gym:{name} has the actions {start} to {start + count - 1}: actions names {wrong or 'none'}."
+            )
+        return _Names(numbers)
+    if names is not None:
+        raise ConfigError(f"gym:{name} has no numbered actions, so that actions=… has no effect: leave it out.")
+    if isinstance(space, spaces.Text):
+        return _Texts()
+    raise ConfigError(
+        f"gym:{name} has actions that cannot be said in words ({space}). Wrap it in one with a Text or Discrete space."
+    )
+
+
+def _plain(value: Any) -> Any:
+    """An observation as JSON has it."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _render_modes(gymnasium: Any, name: str) -> Sequence[str]:
+    """In which ways it can be drawn."""
+    entry = gymnasium.spec(name).entry_point
+    kind = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
+    return getattr(kind, "metadata", {}).get("render_modes", ())
+
+
+def _register(module: str) -> None:
+    """Import the module that registers an environment, from the folder that we are in, too."""
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
+    try:
+        import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"gym: cannot import {module!r}, which is to register the environment: {error}") from error
+
+
+def _gymnasium() -> Any:
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise missing_extra("gym", "gymnasium") from error
+    return gymnasium

@@ -1,0 +1,326 @@
+"""A task's folder in Harbor's format (schema 1.4 and older): task.toml, instruction, environment, tests, solution.
+
+Each key of task.toml is honoured, or refused by its name with the reason. Keys that the format does not have are
+refused too: a misspelt limit would be none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from agentlightning.errors import ConfigError
+
+TASK_FILE, INSTRUCTION_FILE = "task.toml", "instruction.md"
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B?", re.IGNORECASE)
+_MEGABYTES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
+
+
+def _refused(why: str) -> AfterValidator:
+    """For a key that cannot be honoured; as good as left out where it says nothing."""
+
+    def check(value: Any) -> Any:
+        if value not in (None, [], {}, 0, ""):
+            raise ValueError(why)
+        return value
+
+    return AfterValidator(check)
+
+
+def _megabytes(value: Any) -> Any:
+    if isinstance(value, str) and (found := _SIZE.fullmatch(value.strip())):
+        return round(float(found[1]) * _MEGABYTES[found[2].upper()])
+    return value
+
+
+Network = Literal["public", "no-network", "allowlist"]
+Seconds = Annotated[float, Field(gt=0)]
+Megabytes = Annotated[int | None, BeforeValidator(_megabytes)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class _Networked(_Section):
+    network_mode: Network | None = None
+    allowed_hosts: Annotated[
+        list[str], _refused("a list of hosts that may be reached is not kept here; give network_mode")
+    ] = []
+
+
+class Healthcheck(_Section):
+    """When the environment is ready."""
+
+    command: str
+    interval_sec: Seconds = 5.0
+    timeout_sec: Seconds = 30.0
+    start_period_sec: Annotated[float, Field(ge=0)] = 0.0
+    start_interval_sec: Seconds = 5.0
+    retries: Annotated[int, Field(ge=1)] = 3
+
+
+class EnvironmentSection(_Networked):
+    """`[environment]`: the box that the task is done in."""
+
+    build_timeout_sec: Seconds = 600.0
+    docker_image: str | None = None
+    os: Annotated[str, AfterValidator(lambda value: _only(value, "linux"))] = "linux"
+    cpus: Annotated[float | None, Field(gt=0)] = None
+    memory_mb: Megabytes = Field(default=None, validation_alias=AliasChoices("memory_mb", "memory"))
+    storage_mb: Annotated[Megabytes, _refused("the size of a container's disk is not limited here")] = Field(
+        default=None, validation_alias=AliasChoices("storage_mb", "storage")
+    )
+    gpus: Annotated[int | None, _refused("a box has no GPU here")] = None
+    gpu_types: Annotated[list[str] | None, _refused("a box has no GPU here")] = None
+    tpu: Annotated[Any, _refused("a box has no TPU here")] = None
+    workdir: str | None = None
+    skills_dir: Annotated[str | None, _refused("skills are not handed to the agent here")] = None
+    env: Mapping[str, str] = {}
+    mcp_servers: Annotated[list[Any], _refused("MCP servers are not started here")] = []
+    healthcheck: Healthcheck | None = None
+    allow_internet: bool | None = None
+
+    @property
+    def network(self) -> Network:
+        """What the box reaches besides its model."""
+        return self.network_mode or ("no-network" if self.allow_internet is False else "public")
+
+
+class AgentSection(_Networked):
+    """`[agent]`"""
+
+    timeout_sec: Seconds | None = None
+    user: str | int | None = None
+
+
+class Collect(_Section):
+    """`[[verifier.collect]]`: a command in the task's box whose results the verifier needs."""
+
+    command: str
+    service: Annotated[str, AfterValidator(lambda value: _only(value, "main"))] = "main"
+    timeout_sec: Seconds = 60.0
+    user: str | int | None = None
+
+
+class VerifierSection(_Networked):
+    """`[verifier]`"""
+
+    timeout_sec: Seconds = 600.0
+    env: Mapping[str, str] = {}
+    user: str | int | None = None
+    environment_mode: Literal["shared", "separate"] | None = None
+    environment: EnvironmentSection | None = None
+    collect: list[Collect] = []
+
+    @property
+    def separate(self) -> bool:
+        """Whether it runs in a box of its own, to which only artifacts cross over."""
+        return (self.environment_mode or ("separate" if self.environment else "shared")) == "separate"
+
+
+class Artifact(_Section):
+    """What crosses over to a separate verifier."""
+
+    source: str
+    destination: str | None = None
+    exclude: Annotated[list[str], _refused("artifacts are taken whole here")] = []
+    service: Annotated[str | None, AfterValidator(lambda value: value and _only(value, "main"))] = None
+
+
+Artifacts = list[
+    Annotated[Artifact, BeforeValidator(lambda value: {"source": value} if isinstance(value, str) else value)]
+]
+
+
+class Author(_Section):
+    """Who wrote a task."""
+
+    name: str
+    email: str | None = None
+
+
+class TaskSection(_Section):
+    """`[task]`"""
+
+    name: str
+    version: str | None = None
+    description: str = ""
+    authors: list[Author] = []
+    keywords: list[str] = []
+
+
+class SolutionSection(_Section):
+    """`[solution]`"""
+
+    env: Mapping[str, str] = {}
+
+
+class Step(_Section):
+    """`[[steps]]`: one of several instructions, each verified by itself."""
+
+    name: Annotated[str, Field(pattern=r"^[\w.-]+$")]
+    agent: AgentSection = AgentSection()
+    verifier: VerifierSection = VerifierSection()
+    min_reward: float | Mapping[str, float] | None = None
+    healthcheck: Healthcheck | None = None
+    artifacts: Artifacts = []
+
+
+class TaskFile(_Section):
+    """task.toml"""
+
+    schema_version: str = Field(default="1.4", validation_alias=AliasChoices("schema_version", "version"))
+    task: TaskSection | None = None
+    metadata: Mapping[str, Any] = {}
+    source: str | None = None
+    artifacts: Artifacts = []
+    agent: AgentSection = AgentSection()
+    verifier: VerifierSection = VerifierSection()
+    solution: SolutionSection = SolutionSection()
+    environment: EnvironmentSection = EnvironmentSection()
+    steps: list[Step] = []
+    multi_step_reward_strategy: Literal["mean", "final"] = "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What one instruction is, where its files are, and how it is verified."""
+
+    name: str
+    instruction: str
+    agent: AgentSection
+    verifier: VerifierSection
+    tests: tuple[Path, ...]
+    """Folders with tests, laid over one another."""
+    solution: Path
+    workdir: Path | None = None
+    """Files that are put into the working directory first."""
+    healthcheck: Healthcheck | None = None
+    artifacts: Sequence[Artifact] = ()
+    min_reward: float | Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HarborTask:
+    """A task's folder, read and checked."""
+
+    folder: Path
+    file: TaskFile
+    stages: tuple[Stage, ...]
+
+    @property
+    def name(self) -> str:
+        return self.file.task.name if self.file.task else self.folder.name
+
+
+def read_task(folder: Path) -> HarborTask:
+    """The task in a folder. Raises ConfigError that names the file and the key where it cannot be done here."""
+    path = folder / TASK_FILE
+    try:
+        file = TaskFile.model_validate(tomllib.loads(path.read_text("utf-8")))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no TOML: {error}.") from None
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_first_of(error)}") from None
+    networks = {"agent": file.agent, "verifier": file.verifier, **{f"steps.{s.name}": s.agent for s in file.steps}}
+    for name, section in {"environment": file.environment, **networks}.items():
+        if section.network_mode == "allowlist":
+            raise ConfigError(f"{path}: {name}.network_mode: a list of hosts that may be reached is not kept here.")
+    if (folder / "environment" / "docker-compose.yaml").is_file():
+        raise ConfigError(f"{folder}: environment/docker-compose.yaml: several containers are not started here.")
+    if (folder / "trajectory.json").is_file():
+        raise ConfigError(f"{folder}: trajectory.json: an agent does not begin with an earlier trajectory here.")
+    return HarborTask(folder, file, tuple(_stages(folder, file)))
+
+
+def _stages(folder: Path, file: TaskFile) -> Iterator[Stage]:
+    shared = folder / "tests"
+    if not file.steps:
+        instruction = _text(folder / INSTRUCTION_FILE)
+        tests = _with_script(folder, (shared,))
+        yield Stage("", instruction, file.agent, file.verifier, tests, folder / "solution", artifacts=file.artifacts)
+    for step in file.steps:
+        own = folder / "steps" / step.name
+        if step.verifier.environment is not None:
+            raise ConfigError(f"{folder / TASK_FILE}: steps.{step.name}.verifier.environment: give it for all steps.")
+        yield Stage(
+            step.name,
+            _text(own / INSTRUCTION_FILE),
+            step.agent.model_copy(update={k: v for k, v in file.agent if k not in step.agent.model_fields_set}),
+            step.verifier.model_copy(
+                update={k: v for k, v in file.verifier if k not in step.verifier.model_fields_set}
+            ),
+            _with_script(own, tuple(place for place in (shared, own / "tests") if place.is_dir())),
+            own / "solution",
+            own / "workdir" if (own / "workdir").is_dir() else None,
+            step.healthcheck,
+            [*file.artifacts, *step.artifacts],
+            step.min_reward,
+        )
+
+
+def _with_script(folder: Path, tests: tuple[Path, ...]) -> tuple[Path, ...]:
+    if not any((place / "test.sh").is_file() for place in tests):
+        raise ConfigError(f"{folder} has no tests/test.sh, which verifies what was done.")
+    return tests
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}, the instruction for the agent, cannot be read: {error}.") from None
+
+
+def _only(value: str, known: str) -> str:
+    if value != known:
+        raise ValueError(f"only {known!r} is known here, and not {value!r}")
+    return value
+
+
+def _first_of(error: ValidationError) -> str:
+    """The first thing that is wrong, by the key's name, and how many more there are."""
+    first, *more = error.errors()
+    where = ".".join(str(part) for part in first["loc"])
+    what = {"extra_forbidden": "the format has no such key", "missing": "this key has to be there"}.get(
+        first["type"], str(first.get("ctx", {}).get("error") or first["msg"])
+    )
+    return f"{where}: {what}." + (f" And {len(more)} more." if more else "")
+
+
+def resolved(env: Mapping[str, str], where: str, allowed: Collection[str]) -> dict[str, str]:
+    """Variables with `${VAR}` and `${VAR:-default}` of this machine's environment in their values, which tasks may
+    read where their names are allowed. Raises ConfigError for one that is not, or is not set and has no default."""
+
+    def value(found: re.Match[str]) -> str:
+        name, default = found[1], found[2]
+        given = os.environ.get(name) if name in allowed else None
+        if given is None and default is None:
+            why = "is not set here" if name in allowed else "is this machine's: allow it with variables"
+            raise ConfigError(f"{where} needs the environment variable {name}, which {why}.")
+        return default if given is None else given
+
+    return {name: _VARIABLE.sub(value, text) for name, text in env.items()}
+
+
+def find_tasks(place: Path) -> list[Path]:
+    """The folders of tasks: the place itself, or those below it, by name. Raises ConfigError where there are none."""
+    if (place / TASK_FILE).is_file():
+        return [place]
+    if not place.is_dir():
+        raise ConfigError(f"harbor:{place} is no folder. Give a task's folder, or one with tasks in it.")
+    found = sorted(file.parent for depth in ("*", "*/*") for file in place.glob(f"{depth}/{TASK_FILE}"))
+    if not found:
+        raise ConfigError(f"There is no {TASK_FILE} in {place}, nor in the folders below it.")
+    return found

@@ -1,0 +1,262 @@
+"""One attempt at a task: the box is set up, somebody works in it, and the verifier's numbers are read.
+
+The order of things is Harbor's: tests come into the box only after the agent, a time-out or a bad exit of the agent is
+recorded and what it did is verified, and the verifier's own exit code means nothing: the file that it writes decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shlex
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from agentlightning.environments.harbor.boxes import Box, BoxRequest, open_box
+from agentlightning.environments.harbor.format import EnvironmentSection, HarborTask, Healthcheck, Stage, resolved
+from agentlightning.errors import ExecutorError
+from agentlightning.litagent.process import Captured
+from agentlightning.types.reward import checked_reward
+
+Record = Callable[[Mapping[str, Any]], object]
+"""Takes what happened, for the attempt's trace."""
+Worker = Callable[[Box, Stage, Captured], Awaitable[int]]
+"""Works on a stage in its box; its exit code."""
+_SHOWN = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialSettings:
+    """What all attempts of an environment have in common."""
+
+    engine: str
+    arguments: Sequence[str] = ()
+    variables: Collection[str] = ()
+    """Names of this machine's variables that tasks may read."""
+    time_factor: float = 1.0
+    """Time limits are multiplied by it."""
+
+
+@dataclass(slots=True)
+class Verified:
+    """What an attempt came to."""
+
+    rewards: dict[str, float] = field(default_factory=dict)
+    """By name; of several stages their mean, or the last one's."""
+    stages: dict[str, Mapping[str, float]] = field(default_factory=dict)
+    """The rewards of each stage that was reached."""
+
+
+async def run_trial(
+    task: HarborTask,
+    work: Worker,
+    settings: TrialSettings,
+    *,
+    endpoint: str | None = None,
+    uses: Sequence[str] = (),
+    record: Record = lambda _: None,
+) -> Verified:
+    """Run an attempt to its end. Raises ExecutorError where it could not be done or has no reward."""
+    section = task.file.environment
+    variables = resolved(section.env, f"{task.folder}: environment.env", settings.variables)
+    request = BoxRequest(
+        section=section, build=task.folder / "environment", environment=variables, endpoint=endpoint, uses=uses
+    )
+    found = Verified()
+    async with open_box(settings.engine, request, settings.arguments) as box:
+        await _healthy(box, section.healthcheck)
+        for stage in task.stages:
+            await _prepare(box, stage)
+            await _let_work(box, stage, work, settings, record)
+            rewards = await _verified(task, stage, box, settings, record)
+            found.stages[stage.name] = rewards
+            if not _reaches(rewards, stage.min_reward):
+                break
+    each = list(found.stages.values())
+    names = {name: None for rewards in each for name in rewards}
+    last = task.file.multi_step_reward_strategy == "final"
+    missing = [0.0] * (len(task.stages) - len(each))  # a stage that was not reached earned nothing
+    found.rewards = {
+        name: each[-1].get(name, 0.0) * (not missing) if last else fmean([*(e.get(name, 0.0) for e in each), *missing])
+        for name in names
+    }
+    return found
+
+
+async def _prepare(box: Box, stage: Stage) -> None:
+    if stage.workdir is not None:
+        await box.put(stage.workdir, box.workdir)
+        if (stage.workdir / "setup.sh").is_file():
+            done = await box.shell("sh ./setup.sh")
+            if done.exit_code != 0:
+                raise ExecutorError(f"setup.sh of step {stage.name} ended with exit code {done.exit_code}.")
+    await _healthy(box, stage.healthcheck)
+
+
+async def _healthy(box: Box, check: Healthcheck | None) -> None:
+    """Wait until the environment is ready. Raises ExecutorError where it does not become so."""
+    if check is None:
+        return
+    began, failed = time.monotonic(), 0
+    while True:
+        try:
+            async with asyncio.timeout(check.timeout_sec):
+                if (await box.shell(check.command)).exit_code == 0:
+                    return
+        except TimeoutError:
+            pass
+        starting = time.monotonic() - began < check.start_period_sec
+        failed += not starting
+        if failed >= check.retries:
+            raise ExecutorError(f"The environment did not become healthy: {check.command}")
+        await asyncio.sleep(check.start_interval_sec if starting else check.interval_sec)
+
+
+async def _let_work(box: Box, stage: Stage, work: Worker, settings: TrialSettings, record: Record) -> None:
+    """Let the worker do what it can in its time; however it ends, what it did is verified."""
+    captured, began = Captured.empty(), time.monotonic()
+    limit = stage.agent.timeout_sec and stage.agent.timeout_sec * settings.time_factor
+    ended: dict[str, Any] = {"exit_code": None}
+    try:
+        async with asyncio.timeout(limit):
+            ended["exit_code"] = await work(box, stage, captured)
+    except TimeoutError:
+        ended["timed_out"] = True
+    finally:
+        ended |= {"seconds": time.monotonic() - began, **({"step": stage.name} if stage.name else {})}
+        said = {"stdout": captured.stdout.text(), "stderr": captured.stderr.text()}
+        record(
+            {"program": {**ended, **said, "stdout_bytes": captured.stdout.size, "stderr_bytes": captured.stderr.size}}
+        )
+
+
+async def _verified(
+    task: HarborTask, stage: Stage, box: Box, settings: TrialSettings, record: Record
+) -> dict[str, float]:
+    """The rewards of a stage. Raises ExecutorError where the verifier gives none."""
+    verifier = stage.verifier
+    for collect in verifier.collect:
+        async with asyncio.timeout(collect.timeout_sec):
+            await box.shell(collect.command, user=collect.user)
+    if not verifier.separate:
+        return await _verify(task, stage, box, settings, record)
+    own = verifier.environment or EnvironmentSection(
+        build_timeout_sec=task.file.environment.build_timeout_sec,
+        docker_image=None if _has_recipe(task.folder / "tests") else task.file.environment.docker_image,
+        workdir=task.file.environment.workdir,
+        network_mode=verifier.network_mode or task.file.environment.network,
+    )
+    build = task.folder / ("tests" if _has_recipe(task.folder / "tests") else "environment")
+    variables = resolved(own.env, f"{task.folder}: verifier.environment.env", settings.variables)
+    request = BoxRequest(section=own, build=build, environment=variables)
+    with tempfile.TemporaryDirectory(prefix="agl-artifacts-") as name:
+        carried = await _fetch_artifacts(box, stage, Path(name))
+        async with open_box(settings.engine, request, settings.arguments) as apart:
+            for place, folder in carried:
+                await apart.put(folder, place)
+            return await _verify(task, stage, apart, settings, record)
+
+
+def _has_recipe(folder: Path) -> bool:
+    return (folder / "Dockerfile").is_file()
+
+
+async def _fetch_artifacts(box: Box, stage: Stage, to: Path) -> list[tuple[str, Path]]:
+    """What crosses over to a separate verifier: folders, and where they are put."""
+    carried: list[tuple[str, Path]] = []
+    wanted = [("/logs/artifacts", "/logs/artifacts"), *((a.source, a.destination or a.source) for a in stage.artifacts)]
+    for number, (source, destination) in enumerate(wanted):
+        place = to / str(number)
+        if not await box.fetch(source, place):
+            continue
+        if place.is_dir():
+            carried.append((destination, place))
+        else:  # a file is carried in a folder of its own
+            folder, name = to / f"{number}-file", destination.rpartition("/")[2]
+            folder.mkdir()
+            place.rename(folder / name)
+            carried.append((destination.rpartition("/")[0] or ".", folder))
+    return carried
+
+
+async def _verify(
+    task: HarborTask, stage: Stage, box: Box, settings: TrialSettings, record: Record
+) -> dict[str, float]:
+    verifier = stage.verifier
+    await box.shell("rm -rf /logs/verifier/* /tests/* 2>/dev/null; true", user=0)
+    for folder in stage.tests:
+        await box.put(folder, "/tests")
+    await box.shell("chmod +x /tests/test.sh; chmod 777 /logs/verifier; true", user=0)
+    env = resolved(verifier.env, f"{task.folder}: verifier.env", settings.variables)
+    limit, captured = verifier.timeout_sec * settings.time_factor, Captured.empty()
+    try:
+        async with asyncio.timeout(limit):
+            await box.run(["/tests/test.sh"], environment=env, user=verifier.user, captured=captured)
+    except TimeoutError:
+        raise ExecutorError(f"The verifier of {task.name} took more than {limit:g} s (verifier.timeout_sec).") from None
+    finally:
+        said = captured.stdout.text() + captured.stderr.text()
+        record({"verifier": {"output": said, **({"step": stage.name} if stage.name else {})}})
+    return read_rewards(await _files_of(box), task.name, said)
+
+
+async def _files_of(box: Box) -> tuple[bytes | None, bytes | None]:
+    return await box.read("/logs/verifier/reward.json"), await box.read("/logs/verifier/reward.txt")
+
+
+def read_rewards(files: tuple[bytes | None, bytes | None], name: str, said: str = "") -> dict[str, float]:
+    """What a verifier wrote: reward.json, an object of finite numbers, or else reward.txt, a number. Raises
+    ExecutorError for anything else: no reward is not a reward of 0."""
+    as_json, as_text = files
+    if as_json is None and as_text is None:
+        raise ExecutorError(
+            f"The verifier of {name} wrote neither /logs/verifier/reward.json nor reward.txt, so that there is no "
+            f"reward. It said: {said.strip()[-_SHOWN:] or 'nothing'}"
+        )
+    which = "reward.txt" if as_json is None else "reward.json"
+    try:
+        found = json.loads(as_json) if as_json is not None else {"reward": float((as_text or b"").decode().strip())}
+        if not isinstance(found, dict) or not found:
+            raise ValueError("it is no object with numbers")
+        rewards = {str(key): checked_reward(value, is_json=as_json is not None) for key, value in found.items()}
+        if not all(map(math.isfinite, rewards.values())):
+            raise ValueError("a number is not finite")
+    except (ValueError, TypeError, RecursionError) as error:
+        shown = (as_json if as_json is not None else as_text or b"").decode(errors="replace")[:200]
+        raise ExecutorError(
+            f"The verifier of {name} wrote {which}, which holds no reward: {shown!r} ({error})."
+        ) from None
+    return rewards
+
+
+def _reaches(rewards: Mapping[str, float], least: float | Mapping[str, float] | None) -> bool:
+    """Whether the next stage is begun."""
+    if least is None:
+        return True
+    wanted = least if isinstance(least, Mapping) else {"reward": least}
+    return all(rewards.get(name, -math.inf) >= value for name, value in wanted.items())
+
+
+async def solve(task: HarborTask, box: Box, stage: Stage, captured: Captured, variables: Collection[str]) -> int:
+    """Work as the solution that comes with a task."""
+    await box.put(stage.solution, "/solution")
+    env = resolved(task.file.solution.env, f"{task.folder}: solution.env", variables)
+    script = "chmod +x /solution/solve.sh; exec /solution/solve.sh"
+    command = ["sh", "-c", script]
+    return (await box.run(command, environment=env, user=stage.agent.user, captured=captured)).exit_code
+
+
+async def do_nothing(_box: Box, _stage: Stage, _captured: Captured) -> int:
+    """Work as somebody who does nothing."""
+    return 0
+
+
+def shown_command(command: Sequence[str]) -> str:
+    """A command as it is recorded."""
+    return shlex.join(command)[:_SHOWN]

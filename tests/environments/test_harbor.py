@@ -1,0 +1,270 @@
+"""`harbor:`: tasks are set up, worked on and verified as Harbor does it, in a sandbox and in containers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.environments.harbor import HarborEnvironment
+from agentlightning.environments.harbor.format import read_task
+from agentlightning.environments.harbor.trial import Verified, read_rewards, run_trial
+from agentlightning.errors import ConfigError, ExecutorError
+from agentlightning.litagent.process import Captured
+from tests.environments.harbor_tasks import TEST, engine_or_skip, write_task
+from tests.environments.model import answering, attempted
+
+ENGINES = ["bubblewrap", pytest.param("podman", marks=pytest.mark.slow)]
+
+
+def tried(folder: Path, engine: str, **options: Any) -> dict[tuple[str, str], Any]:
+    """What the solution and nothing earn, by task and who; the reason, where that failed."""
+    env = agl.load_environment(f"harbor:{folder}", **engine_or_skip(engine), **options)
+
+    async def probes() -> dict[tuple[str, str], Any]:
+        return {
+            (p.task.removeprefix("tests/"), p.by): p.why if p.reward is None else p.reward
+            async for p in env.probes(env.tasks())
+        }
+
+    return asyncio.run(probes())
+
+
+def done(folder: Path, engine: str, script: str, **options: Any) -> Verified:
+    """What a shell script in the box comes to."""
+    env = HarborEnvironment(str(folder), **engine_or_skip(engine), **options)
+
+    async def work(box: Any, stage: Any, captured: Captured) -> int:
+        return (await box.run(["sh", "-c", script], user=stage.agent.user, captured=captured)).exit_code
+
+    return asyncio.run(run_trial(read_task(folder), work, env.settings))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_five_tasks_are_solved_by_their_solutions_and_by_nobody_else(engine: str, tmp_path: Path) -> None:
+    write_task(tmp_path / "plain")
+    write_task(
+        tmp_path / "copied",
+        dockerfile="FROM localhost/agl-harbor-test\nWORKDIR /work\nCOPY given.txt data/\nENV GREETING=hello\n",
+        files={"environment/given.txt": "given"},
+        solution='#!/bin/sh\n[ "$(cat data/given.txt)" = given ] && printf "$GREETING" > out.txt\n',
+        test=TEST.format(file="/work/out.txt", right="hello"),
+    )
+    write_task(
+        tmp_path / "variables",
+        more='[environment]\nnetwork_mode = "no-network"\nenv = { WORD = "${NOT_SET_ANYWHERE:-hello}" }\n'
+        '[verifier]\nenv = { RIGHT = "hello" }\n[solution]\nenv = { MINE = "1" }\n',
+        solution='#!/bin/sh\n[ "$MINE" = 1 ] && printf "$WORD" > /app/out.txt\n',
+        test='#!/bin/sh\n[ -z "$MINE" ] && [ "$(cat /app/out.txt)" = "$RIGHT" ] && R=1 || R=0\n'
+        'echo "{\\"reward\\": $R, \\"style\\": 0.5}" > /logs/verifier/reward.json\nexit 1\n',
+    )
+    write_task(
+        tmp_path / "apart",
+        top='artifacts = ["/app/out.txt"]',
+        more='[verifier]\nenvironment_mode = "separate"\n',
+        solution="#!/bin/sh\nprintf hello | tee out.txt > /logs/artifacts/out.txt; touch /app/mine\n",
+        test="#!/bin/sh\n[ ! -e /app/mine ] && [ ! -e /solution/solve.sh ] && cmp out.txt /logs/artifacts/out.txt && "
+        '[ "$(cat out.txt)" = hello ] && R=1 || R=0\necho $R > /logs/verifier/reward.txt\n',
+    )
+    steps = tmp_path / "steps"
+    write_task(
+        steps,
+        top='multi_step_reward_strategy = "mean"',
+        more='[[steps]]\nname = "one"\nmin_reward = 1.0\n[[steps]]\nname = "two"\n',
+        files={
+            "steps/one/instruction.md": "One.",
+            "steps/one/solution/solve.sh": "#!/bin/sh\nprintf 1 > out.txt\n",
+            "steps/one/tests/test.sh": TEST.format(file="/app/out.txt", right="1"),
+            "steps/two/instruction.md": "Two.",
+            "steps/two/workdir/setup.sh": "printf prepared > ready.txt\n",
+            "steps/two/solution/solve.sh": '#!/bin/sh\n[ "$(cat ready.txt)" = prepared ] && printf 2 > out.txt\n',
+            "steps/two/tests/test.sh": TEST.format(file="/app/out.txt", right="2"),
+        },
+    )
+    expected = {
+        (name, by): float(by == "solution")
+        for name in ("plain", "copied", "variables", "apart", "steps")
+        for by in ("solution", "nothing")
+    }
+    assert tried(tmp_path, engine) == expected
+    half = done(steps, engine, "if [ -e ready.txt ]; then printf wrong > out.txt; else printf 1 > out.txt; fi")
+    assert half.rewards == {"reward": 0.5}
+    assert half.stages == {"one": {"reward": 1.0}, "two": {"reward": 0.0}}
+    assert done(steps, engine, "printf wrong > out.txt").stages == {"one": {"reward": 0.0}}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_an_agent_did_in_its_time_is_verified(engine: str, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "late", more="[agent]\ntimeout_sec = 2\n")
+    assert done(task, engine, "printf hello > out.txt; sleep 60").rewards == {"reward": 1.0}
+    assert done(task, engine, "printf hello > out.txt; exit 3").rewards == {"reward": 1.0}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_tests_come_after_the_agent_and_its_rewards_are_taken_away(engine: str, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "sly")
+    sly = "cat /tests/test.sh > seen.txt; echo 1 > /logs/verifier/reward.txt; [ -s seen.txt ] && printf hello > out.txt"
+    assert done(task, engine, sly).rewards == {"reward": 0.0}
+
+
+NONE = "#!/bin/sh\necho broken >&2\n"
+WRONG = {
+    "nothing": (NONE, "broken"),
+    "words": ("#!/bin/sh\necho good > /logs/verifier/reward.txt\n", "good"),
+    "empty": ("#!/bin/sh\n: > /logs/verifier/reward.txt\n", "reward.txt"),
+    "nan": ("#!/bin/sh\necho nan > /logs/verifier/reward.txt\n", "nan"),
+    "a list": ("#!/bin/sh\necho '[1]' > /logs/verifier/reward.json\n", "[1]"),
+    "true": ("#!/bin/sh\necho '{\"reward\": true}' > /logs/verifier/reward.json\n", "true"),
+    "a link": ("#!/bin/sh\nln -s /etc/passwd /logs/verifier/reward.txt\n", "neither"),
+    "two names": ('#!/bin/sh\necho \'{"a": 1, "b": 0}\' > /logs/verifier/reward.json\n', "reward_key"),
+    "it takes long": ("#!/bin/sh\nsleep 60\n", "verifier.timeout_sec"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_verifier_without_a_reward_is_no_reward_of_0(kind: str, tmp_path: Path) -> None:
+    test, words = WRONG[kind]
+    write_task(tmp_path / "task", test=test, more="[verifier]\ntimeout_sec = 2\n")
+    found = tried(tmp_path, "bubblewrap")
+    assert words in found["task", "solution"]
+    if kind == "two names":
+        assert tried(tmp_path, "bubblewrap", reward_key="a")["task", "solution"] == 1.0
+
+
+def test_a_number_of_json_wins() -> None:
+    assert read_rewards((b'{"reward": 0.5}', b"1"), "t") == {"reward": 0.5}
+    assert read_rewards((None, b" 1e0\n"), "t") == {"reward": 1.0}
+    with pytest.raises(ExecutorError, match="neither"):
+        read_rewards((None, None), "t")
+
+
+REFUSED = {
+    "an unknown key": ("[environment]\nmemroy_mb = 5\n", "environment.memroy_mb"),
+    "a GPU": ("[environment]\ngpus = 1\n", "environment.gpus"),
+    "Windows": ('[environment]\nos = "windows"\n', "environment.os"),
+    "an allowlist": ('[environment]\nnetwork_mode = "allowlist"\n', "environment.network_mode"),
+    "hosts": ('[agent]\nallowed_hosts = ["example.org"]\n', "agent.allowed_hosts"),
+    "MCP": ('[[environment.mcp_servers]]\nname = "x"\n', "environment.mcp_servers"),
+    "a size": ("[environment]\nstorage_mb = 5\n", "environment.storage_mb"),
+    "a time": ("[agent]\ntimeout_sec = -1\n", "agent.timeout_sec"),
+    "a variable of ours": ('[environment]\nenv = { KEY = "${HOME}" }\n', "HOME"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_key_that_cannot_be_honoured_is_refused_by_its_name(kind: str, tmp_path: Path) -> None:
+    more, words = REFUSED[kind]
+    write_task(tmp_path / "task", more=more)
+    options = engine_or_skip("bubblewrap")
+    if kind == "a variable of ours":
+        assert words in tried(tmp_path, "bubblewrap")["task", "solution"]
+        assert tried(tmp_path, "bubblewrap", variables=["HOME"])["task", "solution"] == 1.0
+        return
+    with pytest.raises(ConfigError) as caught:
+        agl.load_environment(f"harbor:{tmp_path}", **options).tasks()
+    assert words in str(caught.value)
+    assert "task.toml" in str(caught.value)
+
+
+def test_older_spellings_mean_what_they_meant(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "old")
+    (task / "task.toml").write_text('version = "1.0"\n[environment]\nmemory = "2G"\nallow_internet = false\n')
+    found = read_task(task)
+    assert (found.name, found.file.environment.memory_mb, found.file.environment.network) == ("old", 2048, "no-network")
+
+
+MISSING = {
+    "tests": ("tests/test.sh", "tests/test.sh"),
+    "instruction": ("instruction.md", "instruction.md"),
+    "task": ("task.toml", "task.toml"),
+}
+
+
+@pytest.mark.parametrize("kind", MISSING)
+def test_what_is_missing_is_named(kind: str, tmp_path: Path) -> None:
+    file, words = MISSING[kind]
+    (write_task(tmp_path / "task") / file).unlink()
+    with pytest.raises(ConfigError, match=words):
+        agl.load_environment(f"harbor:{tmp_path}", **engine_or_skip("bubblewrap")).tasks()
+
+
+def test_what_needs_a_container_engine_says_so(tmp_path: Path) -> None:
+    write_task(tmp_path / "task", dockerfile="FROM x\nRUN apt-get install -y gcc\n")
+    assert "RUN apt-get install" in tried(tmp_path, "bubblewrap")["task", "solution"]
+
+
+def test_no_engine_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_task(tmp_path / "task")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigError, match="apt-get install podman"):
+        agl.load_environment(f"harbor:{tmp_path}")
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="'bubblewarp'"):
+        agl.load_environment(f"harbor:{tmp_path}", engine="bubblewarp")
+
+
+AGENT = """\
+import json, os, urllib.request
+body = {"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": "What word?"}]}
+request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(),
+    {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]})
+answer = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+open("out.txt", "w").write(answer)
+"""
+
+
+@pytest.mark.parametrize("network", ["public", "no-network"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_agent_in_the_box_reaches_its_model_and_nothing_else(engine: str, network: str, tmp_path: Path) -> None:
+    task = write_task(
+        tmp_path / "task",
+        more=f'[environment]\nnetwork_mode = "{network}"\n',
+        dockerfile="FROM localhost/agl-harbor-test\nWORKDIR /app\nCOPY agent.py .\n",
+        files={"environment/agent.py": AGENT},
+    )
+    command = "/usr/bin/python3 agent.py {task.prompt}"
+    if not Path("/usr/bin/python3").exists():
+        pytest.skip("a Python of the system is not installed")
+    env = agl.load_environment(f"harbor:{task}", agent=command, **engine_or_skip(engine))
+    one = env.tasks()[0]
+    rewards: list[Any] = []
+    with answering(lambda _: "hello") as llm:
+        found = asyncio.run(rewarded(env, one, llm, rewards))
+    assert found is None
+    assert rewards == [{"reward": 1.0}]
+
+
+async def rewarded(env: Any, task: Any, llm: Any, rewards: list[Any]) -> Any:
+    """Run the agent, and note the rewards that it emits."""
+    from agentlightning.environments.harbor import environment as module
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, "emit_reward", lambda value, _: rewards.append(value))
+        return await env.agent.rollout_async(task, {"main": llm}, attempted(task))
+
+
+def test_a_task_needs_an_agent_and_the_agent_its_fields(tmp_path: Path) -> None:
+    write_task(tmp_path / "task")
+    options = engine_or_skip("bubblewrap")
+    env = agl.load_environment(f"harbor:{tmp_path}", **options)
+    with pytest.raises(ConfigError, match="needs an agent"):
+        env.agent.check_task(env.tasks()[0])
+    with pytest.raises(ConfigError, match="no such field"):
+        agl.load_environment(f"harbor:{tmp_path}", agent="mine {task.words}", **options).agent.check_task(
+            env.tasks()[0]
+        )
+    with pytest.raises(ConfigError, match="names its folder"):
+        env.agent.check_task({"prompt": "x"})
+
+
+def test_tasks_are_json_and_validation_has_its_own(tmp_path: Path) -> None:
+    write_task(tmp_path / "train" / "a")
+    write_task(tmp_path / "train" / "b")
+    write_task(tmp_path / "val" / "c")
+    env = agl.load_environment(f"harbor:{tmp_path}/train", val=f"{tmp_path}/val", **engine_or_skip("bubblewrap"))
+    assert [task["name"] for task in env.tasks()] == ["tests/a", "tests/b"]
+    assert [task["name"] for task in json.loads(json.dumps(env.val_tasks()))] == ["tests/c"]
