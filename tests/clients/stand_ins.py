@@ -19,6 +19,8 @@ _SHELLS = re.compile(r"bash|shell|exec|terminal|command", re.IGNORECASE)
 _READERS = re.compile(r"^(read|view|cat|open)", re.IGNORECASE)
 _COMMANDS = ("cat notes.txt", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
 """The second one is how mini-swe-agent's model says that it is done."""
+WRITES = "printf hello > /app/out.txt"
+"""What `writing` runs in place of the first."""
 LOOKS: dict[str, Any] = {"description": "look", "prompt": SUB_TASK}
 STARTS: dict[str, dict[str, Any]] = {
     "Agent": {**LOOKS, "subagent_type": "general-purpose"},
@@ -50,6 +52,16 @@ def reading(prompt: str, _params: object) -> str:
         call = {"name": tool["name"], "arguments": arguments_for(tool["parameters"], done)}
         return f"<think>\nI read it.\n</think>\n\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
     return f"The word is {WORD}."
+
+
+def writing(prompt: str, _params: object) -> str:
+    """Writes a file by whatever tool runs commands, and ends."""
+    shell = next((tool for tool in _declared(prompt) if _SHELLS.search(tool["name"])), None)
+    done = prompt.count("<tool_response>\n")
+    if shell is None or done >= len(_COMMANDS):
+        return "It is written."
+    arguments = json.dumps(arguments_for(shell["parameters"], done)).replace(_COMMANDS[0], WRITES)
+    return _call(shell["name"], json.loads(arguments))
 
 
 def arguments_for(schema: dict[str, Any], done: int) -> dict[str, Any]:

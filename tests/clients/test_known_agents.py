@@ -5,6 +5,7 @@ of a program that names it is trained alone. Those that are not installed are sk
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,8 @@ from agentlightning.rendering import RenderersRendering
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Outcome, RolloutMode
-from tests.clients.stand_ins import DELEGATES, delegating
+from tests.clients.stand_ins import DELEGATES, delegating, writing
+from tests.environments.harbor_tasks import engine_or_skip, write_task
 from tests.gateway.conftest import rendering  # noqa: F401 (a fixture)
 from tests.gateway.scripted import ScriptedEngine
 
@@ -49,3 +51,25 @@ async def test_the_sub_agent_alone_is_trained(agent: KnownAgent, rendering: Rend
     if agent.name in NAMED:
         names = {(c.info.agent or "").partition("/")[0]: c.info.trained for c in calls}
         assert names == {"main": False, "sub-agent": True}
+
+
+@pytest.mark.parametrize("name", ["qwen-code", "opencode", "mini-swe-agent"])
+async def test_it_does_a_task_of_harbor(name: str, rendering: RenderersRendering, tmp_path: Path) -> None:  # noqa: F811
+    agent = KNOWN_AGENTS[name]
+    if shutil.which(agent.program) is None:
+        pytest.skip(f"not installed: {agent.install}")
+    write_task(tmp_path / "task")
+    env = agl.load_environment(f"harbor:{tmp_path}", agent=name, **engine_or_skip("bubblewrap"))
+    store = InMemoryLightningStore()
+    async with Gateway(store, ScriptedEngine(rendering, writing, max_context=200_000), rendering) as gateway:
+        runner = LitAgentRunner(agl.DummyTracer(), gateway=gateway)
+        runner.init(env.agent)
+        runner.init_worker(0, store)
+        resources = {"llm": gateway.as_resource()}
+        done = await runner.step(env.tasks()[0], resources=resources, mode=RolloutMode.TRAIN)
+        runner.teardown()
+    assert done.attempt.outcome is Outcome.OK, done.attempt.error
+    spans = (await store.query_spans(done.rollout_id)).items
+    assert agl.find_final_reward(spans) == 1.0
+    calls = (await store.query_calls([done.rollout_id]))[done.rollout_id]
+    assert any(call.info.trained for call in calls)

@@ -61,6 +61,52 @@ def write_task(
     return folder
 
 
+FIVE = ("plain", "copied", "variables", "apart", "steps")
+
+
+def five_tasks(folder: Path) -> None:
+    """One of each kind: plain; with files and variables of its Dockerfile; with variables and two numbers; with a
+    verifier apart; in two steps."""
+    write_task(folder / "plain")
+    write_task(
+        folder / "copied",
+        dockerfile="FROM localhost/agl-harbor-test\nWORKDIR /work\nCOPY given.txt data/\nENV GREETING=hello\n",
+        files={"environment/given.txt": "given"},
+        solution='#!/bin/sh\n[ "$(cat data/given.txt)" = given ] && printf "$GREETING" > out.txt\n',
+        test=TEST.format(file="/work/out.txt", right="hello"),
+    )
+    write_task(
+        folder / "variables",
+        more='[environment]\nnetwork_mode = "no-network"\nenv = { WORD = "${NOT_SET_ANYWHERE:-hello}" }\n'
+        '[verifier]\nenv = { RIGHT = "hello" }\n[solution]\nenv = { MINE = "1" }\n',
+        solution='#!/bin/sh\n[ "$MINE" = 1 ] && printf "$WORD" > /app/out.txt\n',
+        test='#!/bin/sh\n[ -z "$MINE" ] && [ "$(cat /app/out.txt)" = "$RIGHT" ] && R=1 || R=0\n'
+        'echo "{\\"reward\\": $R, \\"style\\": 0.5}" > /logs/verifier/reward.json\nexit 1\n',
+    )
+    write_task(
+        folder / "apart",
+        top='artifacts = ["/app/out.txt"]',
+        more='[verifier]\nenvironment_mode = "separate"\n',
+        solution="#!/bin/sh\nprintf hello | tee out.txt > /logs/artifacts/out.txt; touch /app/mine\n",
+        test="#!/bin/sh\n[ ! -e /app/mine ] && [ ! -e /solution/solve.sh ] && cmp out.txt /logs/artifacts/out.txt && "
+        '[ "$(cat out.txt)" = hello ] && R=1 || R=0\necho $R > /logs/verifier/reward.txt\n',
+    )
+    write_task(
+        folder / "steps",
+        top='multi_step_reward_strategy = "mean"',
+        more='[[steps]]\nname = "one"\nmin_reward = 1.0\n[[steps]]\nname = "two"\n',
+        files={
+            "steps/one/instruction.md": "One.",
+            "steps/one/solution/solve.sh": "#!/bin/sh\nprintf 1 > out.txt\n",
+            "steps/one/tests/test.sh": TEST.format(file="/app/out.txt", right="1"),
+            "steps/two/instruction.md": "Two.",
+            "steps/two/workdir/setup.sh": "printf prepared > ready.txt\n",
+            "steps/two/solution/solve.sh": '#!/bin/sh\n[ "$(cat ready.txt)" = prepared ] && printf 2 > out.txt\n',
+            "steps/two/tests/test.sh": TEST.format(file="/app/out.txt", right="2"),
+        },
+    )
+
+
 @cache
 def podman_runs() -> str | None:
     """Makes the image. Why there is none, if there is none."""

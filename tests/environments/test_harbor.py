@@ -15,7 +15,7 @@ from agentlightning.environments.harbor.format import read_task
 from agentlightning.environments.harbor.trial import Verified, read_rewards, run_trial
 from agentlightning.errors import ConfigError, ExecutorError
 from agentlightning.litagent.process import Captured
-from tests.environments.harbor_tasks import TEST, engine_or_skip, write_task
+from tests.environments.harbor_tasks import FIVE, engine_or_skip, five_tasks, write_task
 from tests.environments.model import answering, attempted
 
 ENGINES = ["bubblewrap", pytest.param("podman", marks=pytest.mark.slow)]
@@ -46,50 +46,9 @@ def done(folder: Path, engine: str, script: str, **options: Any) -> Verified:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_five_tasks_are_solved_by_their_solutions_and_by_nobody_else(engine: str, tmp_path: Path) -> None:
-    write_task(tmp_path / "plain")
-    write_task(
-        tmp_path / "copied",
-        dockerfile="FROM localhost/agl-harbor-test\nWORKDIR /work\nCOPY given.txt data/\nENV GREETING=hello\n",
-        files={"environment/given.txt": "given"},
-        solution='#!/bin/sh\n[ "$(cat data/given.txt)" = given ] && printf "$GREETING" > out.txt\n',
-        test=TEST.format(file="/work/out.txt", right="hello"),
-    )
-    write_task(
-        tmp_path / "variables",
-        more='[environment]\nnetwork_mode = "no-network"\nenv = { WORD = "${NOT_SET_ANYWHERE:-hello}" }\n'
-        '[verifier]\nenv = { RIGHT = "hello" }\n[solution]\nenv = { MINE = "1" }\n',
-        solution='#!/bin/sh\n[ "$MINE" = 1 ] && printf "$WORD" > /app/out.txt\n',
-        test='#!/bin/sh\n[ -z "$MINE" ] && [ "$(cat /app/out.txt)" = "$RIGHT" ] && R=1 || R=0\n'
-        'echo "{\\"reward\\": $R, \\"style\\": 0.5}" > /logs/verifier/reward.json\nexit 1\n',
-    )
-    write_task(
-        tmp_path / "apart",
-        top='artifacts = ["/app/out.txt"]',
-        more='[verifier]\nenvironment_mode = "separate"\n',
-        solution="#!/bin/sh\nprintf hello | tee out.txt > /logs/artifacts/out.txt; touch /app/mine\n",
-        test="#!/bin/sh\n[ ! -e /app/mine ] && [ ! -e /solution/solve.sh ] && cmp out.txt /logs/artifacts/out.txt && "
-        '[ "$(cat out.txt)" = hello ] && R=1 || R=0\necho $R > /logs/verifier/reward.txt\n',
-    )
+    five_tasks(tmp_path)
     steps = tmp_path / "steps"
-    write_task(
-        steps,
-        top='multi_step_reward_strategy = "mean"',
-        more='[[steps]]\nname = "one"\nmin_reward = 1.0\n[[steps]]\nname = "two"\n',
-        files={
-            "steps/one/instruction.md": "One.",
-            "steps/one/solution/solve.sh": "#!/bin/sh\nprintf 1 > out.txt\n",
-            "steps/one/tests/test.sh": TEST.format(file="/app/out.txt", right="1"),
-            "steps/two/instruction.md": "Two.",
-            "steps/two/workdir/setup.sh": "printf prepared > ready.txt\n",
-            "steps/two/solution/solve.sh": '#!/bin/sh\n[ "$(cat ready.txt)" = prepared ] && printf 2 > out.txt\n',
-            "steps/two/tests/test.sh": TEST.format(file="/app/out.txt", right="2"),
-        },
-    )
-    expected = {
-        (name, by): float(by == "solution")
-        for name in ("plain", "copied", "variables", "apart", "steps")
-        for by in ("solution", "nothing")
-    }
+    expected = {(name, by): float(by == "solution") for name in FIVE for by in ("solution", "nothing")}
     assert tried(tmp_path, engine) == expected
     half = done(steps, engine, "if [ -e ready.txt ]; then printf wrong > out.txt; else printf 1 > out.txt; fi")
     assert half.rewards == {"reward": 0.5}

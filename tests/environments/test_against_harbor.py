@@ -1,0 +1,90 @@
+"""The rewards of tasks equal those that Harbor's own runner gives, on the same tasks and the same container engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.environments.harbor import HarborEnvironment
+from tests.environments.harbor_tasks import FIVE, OPTIONS, engine_or_skip, five_tasks, write_task
+
+VERSION = "0.25.0"
+RUNNER = Path(__file__).with_name("harbor_runner.py")
+WRONG = {
+    "nothing": "#!/bin/sh\ntrue\n",
+    "words": "#!/bin/sh\necho good > /logs/verifier/reward.txt\n",
+    "nan": "#!/bin/sh\necho nan > /logs/verifier/reward.txt\n",
+    "both": "#!/bin/sh\necho 0 > /logs/verifier/reward.txt; echo '{\"reward\": 1}' > /logs/verifier/reward.json\n",
+    "failing": "#!/bin/sh\necho 0.25 > /logs/verifier/reward.txt\nexit 7\n",
+}
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def newer_pythons() -> Iterator[str]:
+    """Interpreters that Harbor takes: 3.12 and newer."""
+    if sys.version_info >= (3, 12):
+        yield sys.executable
+    yield from filter(None, (shutil.which(f"python3.{minor}") for minor in (14, 13, 12)))
+    yield from map(str, Path("~/.pyenv/versions").expanduser().glob("3.1[2-9]*/bin/python"))
+
+
+@pytest.fixture(scope="module")
+def harbor(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter with Harbor: HARBOR_PYTHON, or one that is made."""
+    engine_or_skip("podman")
+    if named := os.environ.get("HARBOR_PYTHON"):
+        return named
+    working = (p for p in newer_pythons() if subprocess.run([p, "-c", ""], check=False).returncode == 0)
+    base = next(working, None)
+    if base is None:
+        pytest.skip("Harbor needs Python 3.12 or newer, and there is none here")
+    folder = tmp_path_factory.mktemp("harbor")
+    subprocess.run([base, "-m", "venv", str(folder)], check=True)
+    python = str(folder / "bin" / "python")
+    given = os.environ.get("PIP_ARGS", "").split()
+    subprocess.run([python, "-m", "pip", "install", "-qq", *given, f"harbor=={VERSION}"], check=True)
+    return python
+
+
+def theirs(harbor: str, task: Path, agent: str, folder: Path) -> dict[str, float] | None:
+    """The rewards that Harbor gives; None where its trial has none."""
+    command = [harbor, str(RUNNER), str(task), agent, str(folder), *OPTIONS]
+    environment = {**os.environ, "HARBOR_TELEMETRY": "off"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return json.loads(done.stdout.splitlines()[-1])["rewards"]
+
+
+def ours(task: Path, agent: str) -> float | None:
+    """The reward that trains here; None where there is none."""
+    env = HarborEnvironment(str(task), **engine_or_skip("podman"))
+
+    async def probes() -> dict[str, Any]:
+        return {probe.by: probe.reward async for probe in env.probes(env.tasks())}
+
+    return asyncio.run(probes())["solution" if agent == "oracle" else "nothing"]
+
+
+@pytest.mark.parametrize("agent", ["oracle", "nop"])
+@pytest.mark.parametrize("name", FIVE)
+def test_five_tasks(harbor: str, name: str, agent: str, tmp_path: Path) -> None:
+    five_tasks(tmp_path / "tasks")
+    task = tmp_path / "tasks" / name
+    found = theirs(harbor, task, agent, tmp_path / "trials")
+    assert found is not None
+    assert ours(task, agent) == found["reward"]
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_verifiers_write(harbor: str, kind: str, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task", test=WRONG[kind])
+    found = theirs(harbor, task, "oracle", tmp_path / "trials")
+    assert ours(task, "oracle") == (None if found is None else found["reward"])
