@@ -192,6 +192,7 @@ ELSEWHERE = {
         ),
     },
     "environments.md": {
+        "agl export runs/my-run --atif trajectories": "tests/cli/test_export.py",
         "agl train --env gym:FrozenLake-v1 --env-option is_slippery=false --model ./my-model": _ENVIRONMENTS,
         "agl env check harbor:./tasks": _ENVIRONMENTS,
         "agl train --env harbor:./tasks --agent codex --model ./my-model --env-option val=./held-out": _ENVIRONMENTS,

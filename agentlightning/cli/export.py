@@ -1,4 +1,4 @@
-"""`agl export --jsonl` and `--parquet`: the good conversations of a run as a file to train on elsewhere."""
+"""`agl export --jsonl`, `--parquet` and `--atif`: what was said in a run, as files to train on elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from agentlightning.adapter.atif import trajectory_of
 from agentlightning.adapter.finetuning import Example, fine_tuning_examples, to_jsonl
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.supervised import Good, good_rollouts
@@ -14,6 +16,7 @@ from agentlightning.cli.commands.serve import ExportOptions
 from agentlightning.cli.opened import opened_run
 from agentlightning.console import terminal
 from agentlightning.errors import ConfigError, missing_extra
+from agentlightning.files import atomic_directory
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import RolloutMode, Span
@@ -23,7 +26,9 @@ from agentlightning.types.names import CALL_ID
 def export_files(options: ExportOptions) -> None:
     """Write the conversations that were asked for to the files of `--jsonl` and `--parquet`."""
     if options.to is not None or options.push is not None or options.merged or options.gguf:
-        raise ConfigError("--jsonl and --parquet write conversations; the model is exported by a command of its own.")
+        raise ConfigError(
+            "--jsonl, --parquet and --atif write what was said; the model is exported by a command of its own."
+        )
     if options.parquet is not None and options.parquet.suffix != ".parquet":
         raise ConfigError(f"--parquet {options.parquet}: the name of the file should end in .parquet.")
     good = Good(
@@ -33,6 +38,8 @@ def export_files(options: ExportOptions) -> None:
     )
     for file in filter(None, (options.jsonl, options.parquet)):
         export_conversations(Path(options.source), file, options.form, good, options.agent)
+    if options.atif is not None:
+        export_trajectories(Path(options.source), options.atif, good)
 
 
 def export_conversations(run: Path, to: Path, form: str, good: Good, agent: str | None = None) -> int:
@@ -54,6 +61,42 @@ def export_conversations(run: Path, to: Path, form: str, good: Good, agent: str 
         f"{to}: {written} conversations of {len(told)} rollouts in the form '{form}'. Rewards: {of_rewards}"
     )
     return written
+
+
+def export_trajectories(run: Path, to: Path, good: Good) -> int:
+    """Write the trajectories of a run's rollouts in ATIF, a file for each in a new folder. Returns how many. Raises
+    ConfigError where the folder is there already, or where nothing would be in it."""
+    if to.exists():
+        raise ConfigError(f"'{to}' is there already; export to a new folder.")
+    found = run_sync(_trajectories(run, good))
+    with atomic_directory(to) as folder:
+        for name, trajectory in found.items():
+            (folder / f"{name}.json").write_text(json.dumps(trajectory, ensure_ascii=False), encoding="utf-8")
+    embedded = sum(len(one.get("subagent_trajectories", ())) for one in found.values())
+    terminal().print(f"{to}: {len(found)} trajectories, with {embedded} of sub-agents and branches in them.")
+    return len(found)
+
+
+async def _trajectories(run: Path, good: Good) -> dict[str, Any]:
+    """By rollout."""
+    found: dict[str, Any] = {}
+    async with opened_run(run) as opened:
+        run_id = opened.run.run_id if opened.run is not None else None
+        for episode in await good_rollouts(opened.store, run_id, good):
+            rollout, attempt = episode.rollout, episode.attempt
+            spans = (await opened.store.query_spans(rollout.rollout_id, "latest")).items
+            trajectory = trajectory_of(
+                spans,
+                episode.calls,
+                session_id=rollout.rollout_id,
+                trajectory_id=attempt.attempt_id if attempt else rollout.rollout_id,
+                extra={"reward": episode.reward, "outcome": str(episode.outcome), "task": rollout.input},
+            )
+            if trajectory is not None:
+                found[rollout.rollout_id] = trajectory
+    if not found:
+        raise ConfigError(f"No finished rollout of {run} has a model call{_hint(good, None)}.")
+    return found
 
 
 def _write_jsonl(to: Path, told: Sequence[tuple[Episode, list[Example]]]) -> None:

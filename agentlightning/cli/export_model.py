@@ -23,7 +23,7 @@ def export_model(form: ExportOptions) -> None:
     """Write the model of a run, of a checkpoint, or by its name, and push it where that is asked for."""
     chosen = (form.min_reward, form.mode, form.agent)
     if form.best_per_task or any(value is not None for value in chosen):
-        raise ConfigError("Which rollouts are chosen plays a part with --jsonl FILE or --parquet FILE only.")
+        raise ConfigError("Which rollouts are chosen matters with --jsonl, --parquet and --atif only.")
     if form.public and form.push is None:
         raise ConfigError("--public is for a repository that is made with --push.")
     if form.to is None and form.push is None:

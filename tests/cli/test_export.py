@@ -10,6 +10,7 @@ import pytest
 
 from agentlightning.errors import ConfigError
 from agentlightning.types import Outcome
+from tests.adapter.test_atif import check as check_atif
 from tests.adapter.test_finetuning import CHECKS
 from tests.cli.test_looking import agl, record
 from tests.doctor.recorded import Recording, Said, Told
@@ -58,6 +59,19 @@ def test_as_a_table_with_rewards(run: Path, tmp_path: Path) -> None:
     assert [json.loads(row["task"]) for row in rows] == ["A", "A", "B"]
     with pytest.raises(ConfigError, match=r"should end in \.parquet"):
         agl("export", run, "--parquet", tmp_path / "table")
+
+
+def test_as_trajectories(run: Path, tmp_path: Path) -> None:
+    result = agl("export", run, "--atif", tmp_path / "atif", "--min-reward", 0.2, width=200)
+    assert "3 trajectories" in result.stdout
+    found = [json.loads(file.read_text()) for file in (tmp_path / "atif").iterdir()]
+    for trajectory in found:
+        check_atif(trajectory)
+    assert sorted(trajectory["extra"]["reward"] for trajectory in found) == [0.2, 0.5, 1.0]
+    with pytest.raises(ConfigError, match="there already"):
+        agl("export", run, "--atif", tmp_path / "atif")
+    with pytest.raises(ConfigError, match="command of its own"):
+        agl("export", run, "--atif", tmp_path / "other", "--to", tmp_path / "model")
 
 
 @pytest.mark.parametrize("form", CHECKS)

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 import agentlightning as agl
+from agentlightning.adapter.atif import sampled_ids, trajectory_of
 from agentlightning.gateway import Gateway
 from agentlightning.litagent.known_agents import KNOWN_AGENTS, KnownAgent
 from agentlightning.rendering import RenderersRendering
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Outcome, RolloutMode
+from tests.adapter.test_atif import check as check_atif
 from tests.clients.stand_ins import DELEGATES, delegating, writing
 from tests.environments.harbor_tasks import engine_or_skip, write_task
 from tests.gateway.conftest import rendering  # noqa: F401 (a fixture)
@@ -46,6 +48,11 @@ async def test_the_sub_agent_alone_is_trained(agent: KnownAgent, rendering: Rend
     spans = (await store.query_spans(done.rollout_id)).items
     assert not [s.status.description for s in spans if s.attributes.get("error.type") == "refused"]
     assert not [c.info.divergence for c in calls if c.info.divergence and c.info.divergence.tokens_lost]
+    whole = trajectory_of(spans, calls, session_id="ro", trajectory_id="at", extra={})
+    assert whole is not None
+    check_atif(whole)
+    assert sorted(map(tuple, sampled_ids(whole))) == sorted(tuple(c.response_ids.tolist()) for c in calls)
+    assert agent.name not in WITH_SUB_AGENTS or whole.get("subagent_trajectories")
     if agent.name in WITH_SUB_AGENTS:
         assert any(c.info.parent_call_id for c in calls), "the main agent goes on from its own tokens"
     if agent.name in NAMED:
@@ -65,8 +72,8 @@ async def test_it_does_a_task_of_harbor(name: str, rendering: RenderersRendering
         runner = LitAgentRunner(agl.DummyTracer(), gateway=gateway)
         runner.init(env.agent)
         runner.init_worker(0, store)
-        resources = {"llm": gateway.as_resource()}
-        done = await runner.step(env.tasks()[0], resources=resources, mode=RolloutMode.TRAIN)
+        llm = gateway.as_resource()
+        done = await runner.step(env.tasks()[0], resources={"llm": llm}, mode=RolloutMode.TRAIN)
         runner.teardown()
     assert done.attempt.outcome is Outcome.OK, done.attempt.error
     spans = (await store.query_spans(done.rollout_id)).items

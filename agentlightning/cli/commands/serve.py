@@ -78,7 +78,7 @@ class ExportOptions(Command):
     """Take a trained model out of a run: as it is, merged, as GGUF, or pushed to the Hugging Face Hub.
 
     Or, with --jsonl, its good conversations, with their tools, as fine-tuning services accept them; with --parquet as
-    a table for the `datasets` of Hugging Face and for trl.
+    a table for the `datasets` of Hugging Face and for trl; with --atif its trajectories, token by token.
 
     agl export runs/grpo-20250101-120000 --to my-model --merged
 
@@ -87,6 +87,8 @@ class ExportOptions(Command):
     agl export runs/grpo-20250101-120000 --push me/my-model
 
     agl export runs/grpo-20250101-120000 --jsonl good.jsonl --min-reward 1 --best-per-task --format together
+
+    agl export runs/grpo-20250101-120000 --atif trajectories
     """
 
     command = "export"
@@ -117,6 +119,13 @@ class ExportOptions(Command):
             )
         ),
     ] = None
+    atif: Annotated[
+        Path | None,
+        Option(
+            help="Trajectories instead: a new folder with a file for each rollout, in ATIF 1.8, with the exact tokens "
+            "and their log-probabilities."
+        ),
+    ] = None
     form: Annotated[
         Form,
         Option(
@@ -137,5 +146,5 @@ class ExportOptions(Command):
 
     @property
     def work(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        conversations = self.jsonl is not None or self.parquet is not None
+        conversations = any(place is not None for place in (self.jsonl, self.parquet, self.atif))
         return "agentlightning.cli." + ("export:export_files" if conversations else "export_model:export_model")
