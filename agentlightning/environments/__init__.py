@@ -2,7 +2,8 @@
 
 An environment is a file here and a line in `base.SCHEMES`.
 
-base       the seam, and loading one by its scheme      gym        observations and actions of Gymnasium in words
+base       the seam, and loading one by its scheme      playing    what those share that the model itself plays
+gym        observations and actions of Gymnasium        openenv    a server of OpenEnv: words, or tools of MCP
 harbor     tasks in Harbor's format: an agent in a box, and a verifier
 """
 

@@ -18,6 +18,7 @@ SCHEMES: Mapping[str, str] = MappingProxyType(
     {
         "gym": "agentlightning.environments.gym:GymEnvironment",
         "harbor": "agentlightning.environments.harbor:HarborEnvironment",
+        "openenv": "agentlightning.environments.openenv:OpenEnvEnvironment",
     }
 )
 """Where the environment of a scheme is: "module:class". The class is called with what stands behind the colon, with

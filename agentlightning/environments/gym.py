@@ -13,21 +13,16 @@ import re
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import asynccontextmanager, closing
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from agentlightning.emitter import emit_annotation
 from agentlightning.environments.base import Environment, Probe
+from agentlightning.environments.playing import ActionResult, PlayedEpisode, Player, last_number, seeds_of
 from agentlightning.errors import AgentError, ConfigError, missing_extra
-from agentlightning.litagent import LitAgent
-from agentlightning.types import LLM, AttemptedRollout, NamedResources
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_NUMBER = re.compile(r"-?\d+")
-_TRIES = 3
-"""Answers in a row without an action, after which the episode ends."""
 
 
 class GymEnvironment(Environment):
@@ -62,27 +57,23 @@ class GymEnvironment(Environment):
             answer_tokens: So many tokens an answer may have; what the run's settings say if not given.
             arguments: Further arguments of `gymnasium.make`, such as `is_slippery=False`.
         """
-        for option, value, least in (("tasks", tasks, 1), ("val_tasks", val_tasks, 0), ("first_seed", first_seed, 0)):
-            if not isinstance(value, int) or value < least:
-                raise ConfigError(f"gym: {option} is {value!r}; it is a whole number from {least} on.")
+        self._seeds, self._val_seeds = seeds_of("gym", tasks, val_tasks, first_seed)
         self.name = name
         module, _, self._name = name.rpartition(":")
         self._arguments = arguments
         _gymnasium()
         if module:
             _register(module)
-        self._seeds = range(first_seed, first_seed + tasks + val_tasks)
-        self._count = tasks
         with closing(self.make()) as made:
             self._actions = _actions_of(made.action_space, actions, name)
         self.instructions = instructions or f"You act in {name}. {self._actions.said}"
-        self.agent = _Player(self, remembers=remembers, answer_tokens=answer_tokens)
+        self.agent = Player(f"gym:{name}", self._open, remembers=remembers, answer_tokens=answer_tokens)
 
     def tasks(self) -> Sequence[Any]:
-        return [self._task(seed) for seed in self._seeds[: self._count]]
+        return [self._task(seed) for seed in self._seeds]
 
     def val_tasks(self) -> Sequence[Any]:
-        return [self._task(seed) for seed in self._seeds[self._count :]]
+        return [self._task(seed) for seed in self._val_seeds]
 
     def _task(self, seed: int) -> Any:
         return {"environment": self.name, "seed": seed}
@@ -105,6 +96,11 @@ class GymEnvironment(Environment):
                 why=why,
                 seconds=seconds,
             )
+
+    @asynccontextmanager
+    async def _open(self, seed: int) -> AsyncIterator[PlayedEpisode]:
+        with closing(await asyncio.to_thread(self.make)) as made:
+            yield _GymEpisode(self, made, seed)
 
     def make(self) -> Any:
         """The environment of one episode. Raises ConfigError where Gymnasium makes none."""
@@ -148,61 +144,22 @@ class GymEnvironment(Environment):
             return total
 
 
-class _Player(LitAgent[Any]):
-    """Asks the model for an action until the episode ends."""
+class _GymEpisode(PlayedEpisode):
+    def __init__(self, environment: GymEnvironment, made: Any, seed: int) -> None:
+        self._environment, self._made, self._seed = environment, made, seed
+        self.instructions = environment.instructions
 
-    def __init__(self, environment: GymEnvironment, *, remembers: bool, answer_tokens: int | None) -> None:
-        super().__init__()
-        self._environment = environment
-        self._remembers = remembers
-        self._call = {} if answer_tokens is None else {"max_tokens": answer_tokens}
+    async def begin(self) -> str:
+        observation, _ = await asyncio.to_thread(self._made.reset, seed=self._seed)
+        return self._environment.shown(self._made, observation)
 
-    @property
-    def origin(self) -> tuple[str, str | None]:
-        return f"gym:{self._environment.name}", None
-
-    def check_task(self, task: Any) -> None:
-        if not isinstance(task, Mapping) or not isinstance(task.get("seed"), int):
-            raise ConfigError(f'A task of gym: is {{"seed": number}}, and not {task!r}.')
-
-    async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> float:
-        llm = next((one for one in resources.values() if isinstance(one, LLM)), None)
-        if llm is None:
-            raise AgentError("The rollout's resources have no model to play with.")
-        from openai import AsyncOpenAI
-
-        async with AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key or "none") as client:
-            made = await asyncio.to_thread(self._environment.make)
-            with closing(made):
-                return await self._play(made, task["seed"], client, llm.model)
-
-    async def _play(self, made: Any, seed: int, client: Any, model: str) -> float:
-        environment = self._environment
-        system = {"role": "system", "content": environment.instructions}
-        observation, _ = await asyncio.to_thread(made.reset, seed=seed)
-        messages: list[Any] = [system, {"role": "user", "content": environment.shown(made, observation)}]
-        total, steps, missed = 0.0, 0, 0
-        while True:
-            response = await client.chat.completions.create(model=model, messages=messages, **self._call)
-            answer = response.choices[0].message.content or ""
-            action = environment.action(answer)
-            if action is None:
-                missed += 1
-                if missed == _TRIES:
-                    break
-                told, again = f"That names no action. {environment.asked}", [*messages]
-            else:
-                missed, steps = 0, steps + 1
-                observation, reward, terminated, truncated, _ = await asyncio.to_thread(made.step, action)
-                total += float(reward)
-                if terminated or truncated:
-                    break
-                told = environment.shown(made, observation)
-                again = messages if self._remembers else [system]
-            said = {"role": "assistant", "content": answer}
-            messages = [*again, *([said] if len(again) > 1 else []), {"role": "user", "content": told}]
-        emit_annotation({"gym": {"steps": steps, "without_action": missed == _TRIES}})
-        return total
+    async def act(self, answer: str) -> ActionResult:
+        action = self._environment.action(answer)
+        if action is None:
+            return ActionResult(f"That names no action. {self._environment.asked}", 0.0, over=False, taken=False)
+        observation, reward, terminated, truncated, _ = await asyncio.to_thread(self._made.step, action)
+        over = bool(terminated or truncated)
+        return ActionResult("" if over else self._environment.shown(self._made, observation), float(reward), over)
 
 
 class _Actions:
@@ -235,8 +192,8 @@ class _Numbers(_Actions):
         self.said = f"Answer with the number of your action, from {start} to {start + count - 1}."
 
     def read(self, answer: str) -> int | None:
-        found = [int(word) for word in _NUMBER.findall(answer)[-1:] if len(word) < 10]
-        return found[0] if found and found[0] in self._range else None
+        found = last_number(answer)
+        return int(found) if found is not None and "." not in found and int(found) in self._range else None
 
 
 class _Names(_Actions):

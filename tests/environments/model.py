@@ -11,7 +11,8 @@ from typing import Any
 
 from agentlightning.types import LLM, Attempt, AttemptedRollout
 
-Answer = Callable[[list[dict[str, Any]]], str]
+Answer = Callable[[list[dict[str, Any]]], "str | list[tuple[str, dict[str, Any]]]"]
+"""What is said to these messages: text, or calls of tools."""
 
 
 @contextmanager
@@ -21,10 +22,22 @@ def answering(answer: Answer) -> Iterator[LLM]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            message = {"role": "assistant", "content": answer(body["messages"])}
+            said = answer(body["messages"])
+            message: dict[str, Any] = {"role": "assistant", "content": said if isinstance(said, str) else None}
+            if not isinstance(said, str):
+                message["tool_calls"] = [
+                    {"id": f"c{n}", "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
+                    for n, (name, given) in enumerate(said)
+                ]
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
-            said = {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"], "choices": [choice]}
-            data = json.dumps(said).encode()
+            response = {
+                "id": "1",
+                "object": "chat.completion",
+                "created": 0,
+                "model": body["model"],
+                "choices": [choice],
+            }
+            data = json.dumps(response).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))

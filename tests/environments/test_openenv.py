@@ -1,0 +1,290 @@
+"""`openenv:`: what a server of OpenEnv shows and takes, in words and by tools; what fails is no reward of 0."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import WSMsgType, web
+
+import agentlightning as agl
+from agentlightning.environments.openenv import OpenEnvEnvironment
+from agentlightning.errors import ConfigError, ExecutorError
+from tests.environments.model import Answer, answering, attempted
+
+VERSION = "0.10.0"
+APP = Path(__file__).with_name("openenv_app.py")
+
+
+def schema(**fields: Any) -> dict[str, Any]:
+    """Of an action with these fields, as OpenEnv writes it."""
+    metadata = {"metadata": {"type": "object", "additionalProperties": True}}
+    return {"type": "object", "properties": {**metadata, **fields}, "required": list(fields)}
+
+
+class Server:
+    """A server with OpenEnv's wire format, which answers a step as `step` says."""
+
+    def __init__(self, action: dict[str, Any], step: Any, places: int = 1) -> None:
+        self._action, self._step, self._places = action, step, places
+        self.heard: list[dict[str, Any]] = []
+        self.most = 0
+        self._open = 0
+
+    async def _schema(self, _: web.Request) -> web.Response:
+        return web.json_response({"action": self._action, "observation": {}, "state": {}})
+
+    async def _ws(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        if self._open == self._places:
+            await socket.send_json({"type": "error", "data": {"message": "full", "code": "CAPACITY_REACHED"}})
+            await socket.close()
+            return socket
+        self._open += 1
+        self.most = max(self.most, self._open)
+        try:
+            async for message in socket:
+                if message.type is WSMsgType.TEXT and not await self._answered(socket, json.loads(message.data)):
+                    break
+        finally:
+            self._open -= 1
+        return socket
+
+    async def _answered(self, socket: web.WebSocketResponse, given: dict[str, Any]) -> bool:
+        self.heard.append(given)
+        if given["type"] == "close":
+            return False
+        if given["type"] == "state":
+            await socket.send_json({"type": "state", "data": {}})
+        elif given["type"] == "reset":
+            seen = {"observation": {"hint": "Begin."}, "reward": None, "done": False}
+            await socket.send_json({"type": "observation", "data": seen})
+        else:
+            answer = self._step(given["data"])
+            if answer is None:
+                return False
+            await socket.send_json(answer)
+        return True
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        app = web.Application()
+        app.add_routes([web.get("/schema", self._schema), web.get("/ws", self._ws)])
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        try:
+            yield f"http://{host}:{port}"
+        finally:
+            await runner.cleanup()
+
+
+def observed(reward: Any, done: bool, **seen: Any) -> dict[str, Any]:
+    return {"type": "observation", "data": {"observation": seen, "reward": reward, "done": done}}
+
+
+async def played(url: str, answer: Answer, seed: int = 0, **options: Any) -> Any:
+    """What an episode earns whose model answers so."""
+    env = OpenEnvEnvironment(url, **options)
+    task = {"environment": url, "seed": seed}
+    with answering(answer) as llm:
+        return await env.agent.rollout_async(task, {"main": llm}, attempted(task))
+
+
+def guessing(data: dict[str, Any]) -> dict[str, Any]:
+    return observed(float(data["guess"] == 7), data["guess"] == 7, hint="higher")
+
+
+async def test_one_field_is_said_in_words() -> None:
+    server = Server(schema(guess={"type": "integer", "description": "your number"}), guessing)
+    answers = iter(["I think 3", "nothing", "It is 7."])
+    seen: list[Any] = []
+
+    def answer(messages: list[dict[str, Any]]) -> str:
+        seen.append(messages)
+        return next(answers)
+
+    async with server.serving() as url:
+        assert await played(url, answer, 11, reset={"level": 2}) == 1.0
+    kinds = [(one["type"], one.get("data")) for one in server.heard]
+    assert kinds[1:4] == [("reset", {"level": 2, "seed": 11}), ("step", {"guess": 3}), ("step", {"guess": 7})]
+    assert "your number" in seen[0][0]["content"]
+    assert [m["content"] for m in seen[2] if m["role"] == "user"][:2] == ["Begin.", "higher"]
+    assert "names no action" in seen[2][-1]["content"]
+
+
+async def test_text_is_said_as_it_is_and_rewards_are_summed() -> None:
+    server = Server(schema(word={"type": "string"}), lambda data: observed(0.5, data["word"] == "b", hint="on"))
+    said = iter(["a", " b "])
+    async with server.serving() as url:
+        assert await played(url, lambda _: next(said)) == 1.0
+
+
+async def test_several_fields_are_a_tool_and_what_is_refused_may_be_tried_again() -> None:
+    def step(data: dict[str, Any]) -> dict[str, Any]:
+        if "b" not in data:
+            return {"type": "error", "data": {"message": "b is missing", "code": "VALIDATION_ERROR", "errors": []}}
+        return observed(data["a"] + data["b"], True)
+
+    server = Server(schema(a={"type": "integer"}, b={"type": "integer"}), step)
+    told: list[Any] = []
+
+    def answer(messages: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+        told.append(messages[-1]["content"])
+        return [("act", {"a": 1})] if len(told) == 1 else [("act", {"a": 1, "b": 2})]
+
+    async with server.serving() as url:
+        assert await played(url, answer) == 3.0
+    assert "b is missing" in told[1]
+
+
+async def test_tools_of_mcp_are_the_models() -> None:
+    def step(data: dict[str, Any]) -> dict[str, Any]:
+        if data["type"] == "list_tools":
+            tool = {"name": "add", "description": "Add.", "input_schema": {"type": "object", "properties": {}}}
+            return observed(None, False, tools=[tool])
+        assert data["type"] == "call_tool"
+        result = sum(data["arguments"].values())
+        shown = {"content": [{"type": "text", "text": str(result)}], "data": result}
+        return observed(float(result == 5), False, tool_name=data["tool_name"], result=shown)
+
+    action = schema(type={"const": "call_tool"}, tool_name={"type": "string"}, arguments={"type": "object"})
+    seen: list[Any] = []
+
+    def answer(messages: list[dict[str, Any]]) -> Any:
+        seen.append(messages[-1])
+        return [("add", {"a": 2, "b": 3})] if len(seen) == 1 else "It is 5."
+
+    async with Server(action, step).serving() as url:
+        assert await played(url, answer) == 1.0
+    assert seen[1] == {"role": "tool", "tool_call_id": "c0", "content": "5"}
+
+
+async def test_episodes_wait_for_a_place() -> None:
+    server = Server(schema(guess={"type": "integer"}), guessing, places=1)
+    async with server.serving() as url:
+        assert await asyncio.gather(*(played(url, lambda _: "7", seed) for seed in range(4))) == [1.0] * 4
+    assert server.most == 1
+
+
+FAILURES = {
+    "it breaks": ({"type": "error", "data": {"message": "it broke", "code": "EXECUTION_ERROR"}}, "it broke"),
+    "it ends": (None, "ended the connection"),
+    "it says what is none": ({"type": "observation"}, "no message"),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+async def test_what_fails_is_no_reward_of_0(kind: str) -> None:
+    answer, words = FAILURES[kind]
+    async with Server(schema(guess={"type": "integer"}), lambda _: answer).serving() as url:
+        with pytest.raises(ExecutorError, match=words):
+            await played(url, lambda _: "7")
+
+
+async def test_one_that_is_not_there_is_said() -> None:
+    with pytest.raises(ExecutorError, match="no server of OpenEnv"):
+        await played("http://127.0.0.1:9", lambda _: "7")
+    env = agl.load_environment("openenv:http://127.0.0.1:9", tasks=1)
+    [probe] = [probe async for probe in env.probes(env.tasks())]
+    assert not probe.good
+    async with Server(schema(guess={"type": "integer"}), guessing).serving() as url:
+        env = agl.load_environment(f"openenv:{url}", tasks=2, val_tasks=1)
+        assert [probe.good async for probe in env.probes(env.tasks())] == [True, True]
+        assert [task["seed"] for task in env.val_tasks()] == [2]
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ws://127.0.0.1", "http://", "my_env:app"])
+def test_an_address_is_needed(url: str) -> None:
+    with pytest.raises(ConfigError, match="address of a server"):
+        agl.load_environment(f"openenv:{url}")
+
+
+@pytest.fixture(scope="module")
+def openenv(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter with OpenEnv: OPENENV_PYTHON, or one that is made."""
+    if named := os.environ.get("OPENENV_PYTHON"):
+        return named
+    folder = tmp_path_factory.mktemp("openenv")
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    python = str(folder / "bin" / "python")
+    given = os.environ.get("PIP_ARGS", "").split()
+    subprocess.run([python, "-m", "pip", "install", "-qq", *given, f"openenv=={VERSION}"], check=True)
+    return python
+
+
+@pytest.fixture
+def served(openenv: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """One of the real environments, by the parameter."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [openenv, "-m", "uvicorn", f"{APP.stem}:{request.param}", "--port", str(port)]
+    process = subprocess.Popen(command, cwd=APP.parent, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"{url}/health").read()
+                break
+            except OSError:
+                subprocess.run(["sleep", "0.1"], check=True)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def bisecting(messages: list[dict[str, Any]]) -> str:
+    low, high = 1, 10
+    for said, told in pairwise(messages):
+        if said["role"] == "assistant" and told["content"] in ("higher", "lower"):
+            number = int(said["content"])
+            low, high = (number + 1, high) if told["content"] == "higher" else (low, number - 1)
+    return str((low + high) // 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("served", "answer"),
+    [
+        ("guess", bisecting),
+        ("pair", lambda _: [("act", {"first": 4, "second": 6})]),
+        ("tools", lambda _: [("add", {"a": 2, "b": 3})]),
+    ],
+    indirect=["served"],
+    ids=["guess", "pair", "tools"],
+)
+async def test_with_the_package_itself(served: str, answer: Answer) -> None:
+    assert await asyncio.gather(*(played(served, answer, seed) for seed in range(8))) == [1.0] * 8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("served", ["pair"], indirect=True)
+async def test_what_the_package_says_of_wrong_actions(served: str) -> None:
+    with pytest.raises(ExecutorError, match="too large"):
+        await played(served, lambda _: [("act", {"first": 101, "second": 0})])
+    told: list[str] = []
+
+    def answer(messages: list[dict[str, Any]]) -> Any:
+        told.append(messages[-1]["content"])
+        return [("act", {"first": 1})] if len(told) == 1 else [("act", {"first": 1, "second": 9})]
+
+    assert await played(served, answer) == 1.0
+    assert "no action" in told[1]
