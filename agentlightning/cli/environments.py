@@ -45,7 +45,7 @@ def check_environment(options: EnvironmentCheckOptions) -> bool:
         return bool(bad)
     table = Table("task", "by", "reward", "expected", "seconds", "", box=None)
     for probe in probes:
-        reward = "failed" if probe.reward is None else f"{probe.reward:g}"
+        reward = ("–" if probe.good else "failed") if probe.reward is None else f"{probe.reward:g}"
         mark = "[green]good[/green]" if probe.good else "[red]not as expected[/red]"
         table.add_row(Text(probe.task), probe.by, reward, probe.expected, f"{probe.seconds:.1f}", mark)
     terminal().print(table)

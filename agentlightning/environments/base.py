@@ -18,6 +18,7 @@ SCHEMES: Mapping[str, str] = MappingProxyType(
     {
         "gym": "agentlightning.environments.gym:GymEnvironment",
         "harbor": "agentlightning.environments.harbor:HarborEnvironment",
+        "inspect": "agentlightning.environments.inspect:InspectEnvironment",
         "openenv": "agentlightning.environments.openenv:OpenEnvEnvironment",
     }
 )
@@ -35,7 +36,7 @@ class Probe:
     by: str
     """What worked on it: "solution", "nothing", "random actions"."""
     reward: float | None
-    """What it earned; None where that failed."""
+    """What it earned; None where that failed, or where it earns nothing."""
     expected: str
     """What it should be, in words: "1", "less than 1", "a number"."""
     good: bool

@@ -268,7 +268,7 @@ class Program(LitAgent[Any]):
 
     def _inherited(self) -> Mapping[str, str]:
         """What a command sees of our environment; in an image it has the image's."""
-        return {} if isinstance(self._isolation, Kubernetes) else _base_environment()
+        return {} if isinstance(self._isolation, Kubernetes) else base_environment()
 
     async def _grade(self, rollout: AttemptedRollout, task: Any, finished: Finished, folder: Path) -> float:
         trace = current_trace()
@@ -410,7 +410,7 @@ def _absolute(argument: str) -> str:
     return os.path.abspath(argument) if os.path.isfile(argument) else argument
 
 
-def _base_environment() -> dict[str, str]:
+def base_environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k in INHERITED or k.startswith("LC_")}
 
 

@@ -1,0 +1,84 @@
+# pyright: basic, reportMissingImports=false
+"""The worker of `inspect:`; see `foreign`. It runs where inspect_ai is installed, and imports nothing of ours."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+LETTERS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
+"""Of scorers: correct, partial, incorrect, no answer."""
+
+
+def load(name: str, arguments: dict[str, Any]) -> Any:
+    """The task of FILE@function; without a function the only one in the file."""
+    file, at, function = name.rpartition("@")
+    file, function = (file, function) if at else (name, "")
+    sys.path.insert(0, str(Path(file).parent))
+    spec = importlib.util.spec_from_file_location("inspect_task", file)
+    if spec is None or spec.loader is None or not Path(file).is_file():
+        raise SystemExit(f"There is no file {file}.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    if not function:
+        kinds = {n: getattr(getattr(one, "__registry_info__", None), "type", None) for n, one in vars(module).items()}
+        tasks = [one for one, kind in kinds.items() if kind == "task"]
+        if len(tasks) != 1:
+            raise SystemExit(f"{file} has the tasks {', '.join(tasks) or '(none)'}: name one, {file}@NAME")
+        function = tasks[0]
+    if not hasattr(module, function):
+        raise SystemExit(f"{file} has no task {function}.")
+    return getattr(module, function)(**arguments)
+
+
+def number_of(value: Any) -> dict[str, float]:
+    """A score as numbers, by the name behind the scorer's; none where it is no number."""
+    if isinstance(value, dict):
+        return {f"/{name}": found for name, one in value.items() for found in number_of(one).values()}
+    if isinstance(value, str):
+        value = LETTERS.get(value, value)
+    try:
+        return {"": float(value)}
+    except (TypeError, ValueError):
+        return {}
+
+
+def listed(task: Any) -> None:
+    for number, sample in enumerate(task.dataset, 1):
+        said = sample.input if isinstance(sample.input, str) else " ".join(m.text for m in sample.input)
+        print(json.dumps({"id": sample.id if sample.id is not None else number, "input": said[:2000]}))  # noqa: T201
+
+
+def run(task: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    from inspect_ai import eval as evaluate
+
+    os.environ["ROLLOUT_BASE_URL"] = os.environ["OPENAI_BASE_URL"]
+    os.environ["ROLLOUT_API_KEY"] = os.environ["OPENAI_API_KEY"]
+    limits = {name: settings[name] for name in ("message_limit", "time_limit") if settings[name] is not None}
+    wanted = json.load(sys.stdin)["id"]
+    model = f"openai-api/rollout/{os.environ['OPENAI_MODEL']}"
+    with tempfile.TemporaryDirectory() as logs:  # from which samples are read when they are asked for
+        [log] = evaluate(
+            task, model=model, sample_id=wanted, epochs=1, display="none", log_dir=logs, fail_on_error=False, **limits
+        )
+        if not log.samples:
+            return {"error": f"inspect ended with {log.status}: {getattr(log.error, 'message', 'no sample')}"}
+        sample = log.samples[0]
+        if sample.error is not None:
+            return {"error": sample.error.message}
+        scores = {n + end: v for n, s in (sample.scores or {}).items() for end, v in number_of(s.value).items()}
+        return {"rewards": scores} if scores else {"error": "no scorer gave a number"}
+
+
+if __name__ == "__main__":
+    what, name, given = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+    if what == "list":
+        listed(load(name, given["arguments"]))
+    else:
+        print("\n" + json.dumps(run(load(name, given["arguments"]), given)))  # noqa: T201

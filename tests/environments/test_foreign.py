@@ -1,0 +1,185 @@
+"""Environments in an interpreter of their own: what a worker lists and earns, and what goes wrong there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.environments.foreign import ForeignEnvironment
+from agentlightning.environments.inspect import InspectEnvironment
+from agentlightning.errors import AgentError, ConfigError, ExecutorError
+from tests.environments.model import Answer, answering, attempted
+
+VERSION = "0.3.285"
+WORKER = """\
+import json, os, sys
+what, name, settings = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+if name == "broken":
+    raise SystemExit("it is broken")
+if what == "list":
+    print("a line of somebody's own")
+    for n in range(settings["count"]):
+        print(json.dumps({"id": n}))
+else:
+    task = json.load(sys.stdin)
+    print("working at", os.environ["OPENAI_BASE_URL"])
+    print({0: '{"rewards": {"right": 1, "style": 0.5}}', 1: '{"error": "no score"}', 2: "nothing",
+           3: '{"rewards": {"right": "much"}}', 4: '{"rewards": {}}'}.get(task["id"], ""))
+    sys.exit(3 if task["id"] == 5 else 0)
+"""
+
+
+class Own(ForeignEnvironment):
+    """With a worker of the tests."""
+
+    scheme, summary, tested, install = "own", "", "", "pip install own"
+
+    def __init__(self, worker: Path, name: str = "good", count: int = 6, **given: Any) -> None:
+        self.worker = worker  # pyright: ignore[reportAttributeAccessIssue]
+        whole: dict[str, Any] = {"python": None, "reward_key": None, "val_tasks": 0, **given}
+        super().__init__(name, settings={"count": count}, **whole)
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Path:
+    file = tmp_path / "worker.py"
+    file.write_text(WORKER)
+    return file
+
+
+async def earned(env: ForeignEnvironment, task: Any, answer: Answer, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The rewards of an attempt, and the one that trains."""
+    rewards: list[Any] = []
+    monkeypatch.setattr("agentlightning.environments.foreign.emit_reward", lambda *given: rewards.append(given))
+    with answering(answer) as llm:
+        await env.agent.rollout_async(task, {"main": llm}, attempted(task))
+    return rewards[0]
+
+
+def test_tasks_are_listed_once_and_the_last_are_to_validate_on(worker: Path) -> None:
+    env = Own(worker, val_tasks=2)
+    assert [task["id"] for task in env.tasks()] == [0, 1, 2, 3]
+    worker.unlink()
+    assert [task["id"] for task in env.val_tasks()] == [4, 5]
+
+
+async def test_what_it_earns_by_name(worker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await earned(Own(worker), {"id": 0}, lambda _: "", monkeypatch) == ({"right": 1.0, "style": 0.5}, "right")
+    chosen = Own(worker, reward_key="style")
+    assert await earned(chosen, {"id": 0}, lambda _: "", monkeypatch) == ({"right": 1.0, "style": 0.5}, "style")
+    with pytest.raises(ExecutorError, match="no reward 'other'"):
+        await earned(Own(worker, reward_key="other"), {"id": 0}, lambda _: "", monkeypatch)
+
+
+@pytest.mark.parametrize(("task", "words"), [(1, "no score"), (2, "no reward"), (3, "no reward"), (5, "exit code 3")])
+async def test_no_reward_is_not_a_reward_of_0(
+    worker: Path, task: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ExecutorError, match=words):
+        await earned(Own(worker), {"id": task}, lambda _: "", monkeypatch)
+
+
+def test_what_cannot_be_loaded_says_why(worker: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="it is broken"):
+        Own(worker, name="broken").tasks()
+    with pytest.raises(ConfigError, match="cannot be run"):
+        Own(worker, python=str(tmp_path / "nowhere")).tasks()
+    with pytest.raises(ConfigError, match="there are 6 tasks"):
+        Own(worker, val_tasks=6).tasks()
+    worker.write_text("import no_such_package")
+    with pytest.raises(ConfigError, match="pip install own"):
+        Own(worker).tasks()
+
+
+async def test_it_is_tried_out_by_loading(worker: Path) -> None:
+    env = Own(worker)
+    [probe] = [probe async for probe in env.probes(env.tasks())]
+    assert (probe.task, probe.good) == ("6 tasks", True)
+    with pytest.raises(ConfigError, match="has an id"):
+        env.agent.check_task({"question": 1})
+    with pytest.raises(AgentError, match="no model"):
+        await env.agent.rollout_async({"id": 0}, {}, attempted({"id": 0}))
+
+
+TASKS = """\
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, accuracy, includes, match, scorer
+from inspect_ai.solver import generate, solver, system_message
+
+def samples(n):
+    return [Sample(input=f"What is {a} + {a}?", target=str(a + a), id=f"s{a}") for a in range(1, n + 1)]
+
+@task
+def sums(n: int = 4):
+    return Task(dataset=samples(n), solver=[system_message("Answer."), generate()], scorer=[includes(), match()])
+
+@solver
+def breaking():
+    async def solve(state, generate):
+        raise RuntimeError("it broke")
+    return solve
+
+@task
+def broken():
+    return Task(dataset=samples(1), solver=[breaking()], scorer=[includes()])
+
+@scorer(metrics=[accuracy()])
+def several():
+    async def score(state, target):
+        return Score(value={"length": len(state.output.completion), "right": "C"})
+    return score
+
+@task
+def parts():
+    return Task(dataset=samples(1), solver=[generate()], scorer=[several()])
+"""
+
+
+@pytest.fixture(scope="module")
+def inspect_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter with inspect_ai: INSPECT_PYTHON, or one that is made."""
+    if named := os.environ.get("INSPECT_PYTHON"):
+        return named
+    folder = tmp_path_factory.mktemp("inspect")
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    python = str(folder / "bin" / "python")
+    given = os.environ.get("PIP_ARGS", "").split()
+    packages = [f"inspect-ai=={VERSION}", "openai>=3.4"]
+    subprocess.run([python, "-m", "pip", "install", "-qq", *given, *packages], check=True)
+    return python
+
+
+def doubled(messages: list[dict[str, Any]]) -> str:
+    number = int(messages[-1]["content"].split()[2])
+    return f"It is {2 * number}, I think." if number % 2 else "No idea."
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_with_inspect_itself(inspect_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    place = f"{tmp_path}/tasks.py"
+    env = InspectEnvironment(f"{place}@sums", python=inspect_python, arguments={"n": 5}, val_tasks=2)
+    assert [task["id"] for task in (*env.tasks(), *env.val_tasks())] == ["s1", "s2", "s3", "s4", "s5"]
+    found = await asyncio.gather(*(earned(env, task, doubled, monkeypatch) for task in env.tasks()[:1]))
+    assert found == [({"includes": 1.0, "match": 0.0}, "includes")]
+    assert await earned(env, {"id": "s2"}, doubled, monkeypatch) == ({"includes": 0.0, "match": 0.0}, "includes")
+    parts = InspectEnvironment(f"{place}@parts", python=inspect_python)
+    assert (await earned(parts, {"id": "s1"}, doubled, monkeypatch))[0] == {
+        "several/length": 17.0,
+        "several/right": 1.0,
+    }
+    broken = InspectEnvironment(f"{place}@broken", python=inspect_python)
+    with pytest.raises(ExecutorError, match="it broke"):
+        await earned(broken, {"id": "s1"}, doubled, monkeypatch)
+    for name, words in ((f"{place}@nothing", "no task nothing"), (place, "name one"), (f"{place}x@sums", "no file")):
+        with pytest.raises(ConfigError, match=words):
+            agl.load_environment(f"inspect:{name}", python=inspect_python).tasks()
