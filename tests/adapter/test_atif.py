@@ -164,6 +164,7 @@ def test_an_attempt_without_calls_has_none() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 async def test_harbors_own_model_reads_them(site: Site, harbor: str, tmp_path: Path) -> None:  # noqa: F811
     main: list[Any] = [user("What is 2 + 3?")]
     first = await ask(site, "main", main)

@@ -16,6 +16,7 @@ import pytest
 
 from agentlightning.environments.harbor import HarborEnvironment
 from tests.environments.harbor_tasks import FIVE, OPTIONS, engine_or_skip, five_tasks, write_task
+from tests.environments.interpreters import interpreter
 
 VERSION = "0.25.0"
 RUNNER = Path(__file__).with_name("harbor_runner.py")
@@ -38,21 +39,10 @@ def newer_pythons() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def harbor(tmp_path_factory: pytest.TempPathFactory) -> str:
+def harbor() -> str:
     """An interpreter with Harbor: HARBOR_PYTHON, or one that is made."""
     engine_or_skip("podman")
-    if named := os.environ.get("HARBOR_PYTHON"):
-        return named
-    working = (p for p in newer_pythons() if subprocess.run([p, "-c", ""], check=False).returncode == 0)
-    base = next(working, None)
-    if base is None:
-        pytest.skip("Harbor needs Python 3.12 or newer, and there is none here")
-    folder = tmp_path_factory.mktemp("harbor")
-    subprocess.run([base, "-m", "venv", str(folder)], check=True)
-    python = str(folder / "bin" / "python")
-    given = os.environ.get("PIP_ARGS", "").split()
-    subprocess.run([python, "-m", "pip", "install", "-qq", *given, f"harbor=={VERSION}"], check=True)
-    return python
+    return interpreter("HARBOR_PYTHON", (f"harbor=={VERSION}",), tuple(newer_pythons()))
 
 
 def theirs(harbor: str, task: Path, agent: str, folder: Path) -> dict[str, float] | None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import agentlightning as agl
 from agentlightning.environments.foreign import ForeignEnvironment
 from agentlightning.environments.inspect import InspectEnvironment
 from agentlightning.errors import AgentError, ConfigError, ExecutorError
+from tests.environments.interpreters import interpreter
 from tests.environments.model import Answer, answering, attempted
 
 VERSION = "0.3.285"
@@ -144,17 +143,9 @@ def parts():
 
 
 @pytest.fixture(scope="module")
-def inspect_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+def inspect_python() -> str:
     """An interpreter with inspect_ai: INSPECT_PYTHON, or one that is made."""
-    if named := os.environ.get("INSPECT_PYTHON"):
-        return named
-    folder = tmp_path_factory.mktemp("inspect")
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    python = str(folder / "bin" / "python")
-    given = os.environ.get("PIP_ARGS", "").split()
-    packages = [f"inspect-ai=={VERSION}", "openai>=3.4"]
-    subprocess.run([python, "-m", "pip", "install", "-qq", *given, *packages], check=True)
-    return python
+    return interpreter("INSPECT_PYTHON", (f"inspect-ai=={VERSION}", "openai>=3.4"), (sys.executable,))
 
 
 def doubled(messages: list[dict[str, Any]]) -> str:
@@ -163,7 +154,7 @@ def doubled(messages: list[dict[str, Any]]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 async def test_with_inspect_itself(inspect_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tasks.py").write_text(TASKS)
     place = f"{tmp_path}/tasks.py"

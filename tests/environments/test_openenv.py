@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from aiohttp import WSMsgType, web
 import agentlightning as agl
 from agentlightning.environments.openenv import OpenEnvEnvironment
 from agentlightning.errors import ConfigError, ExecutorError
+from tests.environments.interpreters import interpreter
 from tests.environments.model import Answer, answering, attempted
 
 VERSION = "0.10.0"
@@ -215,16 +215,9 @@ def test_an_address_is_needed(url: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def openenv(tmp_path_factory: pytest.TempPathFactory) -> str:
+def openenv() -> str:
     """An interpreter with OpenEnv: OPENENV_PYTHON, or one that is made."""
-    if named := os.environ.get("OPENENV_PYTHON"):
-        return named
-    folder = tmp_path_factory.mktemp("openenv")
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    python = str(folder / "bin" / "python")
-    given = os.environ.get("PIP_ARGS", "").split()
-    subprocess.run([python, "-m", "pip", "install", "-qq", *given, f"openenv=={VERSION}"], check=True)
-    return python
+    return interpreter("OPENENV_PYTHON", (f"openenv=={VERSION}",), (sys.executable,))
 
 
 @pytest.fixture
@@ -259,7 +252,7 @@ def bisecting(messages: list[dict[str, Any]]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("served", "answer"),
     [
@@ -275,7 +268,7 @@ async def test_with_the_package_itself(served: str, answer: Answer) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("served", ["pair"], indirect=True)
 async def test_what_the_package_says_of_wrong_actions(served: str) -> None:
     with pytest.raises(ExecutorError, match="too large"):

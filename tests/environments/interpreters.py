@@ -1,0 +1,31 @@
+"""Interpreters with other people's packages, each made once for all tests of a process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+
+import pytest
+
+
+@cache
+def interpreter(variable: str, packages: tuple[str, ...], bases: tuple[str, ...]) -> str:
+    """The one that a variable names, or a new one with these packages, made by the first of `bases` that runs. Skips
+    where there is none."""
+    if named := os.environ.get(variable):
+        return named
+    base = next((one for one in bases if subprocess.run([one, "-c", ""], check=False).returncode == 0), None)
+    if base is None:
+        pytest.skip(f"there is no Python here that {packages[0]} takes")
+    folder = tempfile.mkdtemp(prefix="agl-interpreter-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    subprocess.run([base, "-m", "venv", folder], check=True)
+    python = f"{folder}/bin/python"
+    subprocess.run(
+        [python, "-m", "pip", "install", "-qq", *os.environ.get("PIP_ARGS", "").split(), *packages], check=True
+    )
+    return python
