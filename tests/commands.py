@@ -96,6 +96,7 @@ SERVING = {
 
 _MAKES_AN_ENVIRONMENT = "makes an environment, which takes minutes; .ci/run makes one from nothing by the same Makefile"
 _SENTIMENT = "downloads a model and trains for half an hour; tests/examples/test_sentiment.py has its parts"
+_FORKS = "tests/cli/test_fork.py"
 _ENVIRONMENTS = "tests/cli/test_environments.py"
 _NODE = "tests/e2e/test_docs_as_typed.py"
 _GPU = "needs a GPU; its configuration is read by a test in tests/examples"
@@ -164,6 +165,7 @@ ELSEWHERE = {
         "--val-tasks data/werewolf/val.jsonl --config examples/werewolf/config.gpu.yaml --backend vllm": _GPU,
     },
     "cli.md": {
+        "agl fork runs/calc-20250101-120000 ro-123 --at 2 --times 8 --trust": _FORKS,
         "agl run --agent my_agent.py:agent --tasks tasks.jsonl --endpoint https://api.example.com/v1 "
         "--endpoint-model gpt": "asks a provider; tests/first_day/test_external.py has one of its own",
         'agl train --agent "node agent.js" --tasks tasks.jsonl --model calc --set steps=20 --set group_size=8': (
@@ -190,6 +192,11 @@ ELSEWHERE = {
         """-d '{"name": "anna"}' http://127.0.0.1:8000/v1/organization/admin_api_keys""": (
             "tests/finetuning/test_api.py"
         ),
+    },
+    "forks.md": {
+        "agl show runs/my-run --failed": "tests/cli/test_looking.py",
+        "agl fork runs/my-run ro-1a218e838997077e215f7 --at 2 --times 8 --trust": _FORKS,
+        "agl fork runs/my-run ro-1a218e838997077e215f7 --at 2 --agent my_agent.py:agent --model ./other-model": _FORKS,
     },
     "environments.md": {
         "agl train --env inspect:my_tasks.py@my_task --env-option python=./inspect-env/bin/python --model ./my-model": (

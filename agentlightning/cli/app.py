@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, tuple[type[Command], ...]] = {
     "Look": (
         look.RunsOptions,
         look.ShowOptions,
+        look.ForkOptions,
         look.WatchOptions,
         look.WhyOptions,
         look.CompareOptions,

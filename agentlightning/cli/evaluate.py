@@ -121,7 +121,7 @@ def _evaluate(checkpoint: Path, options: EvalOptions) -> None:
     repeats = rollouts_of(options)
     trained, came_from, run = resolve(checkpoint)
     named = options.agent or options.environment.env
-    require_trust(checkpoint, [*code_in(trained.settings), *_own_agent(named, run)], trust=options.trust)
+    require_trust(checkpoint, [*code_in(trained.settings), *own_agent(named, run)], trust=options.trust)
     untrained = came_from if options.base is None else replace(came_from or trained, model=options.base)
     if options.environment.env is None:
         litagent, held_out = _agent_and_tasks(options.agent, options.tasks, run, checkpoint)
@@ -245,17 +245,22 @@ def _agent_and_tasks(
         if not held_out:
             raise ConfigError("There are no validation tasks of a run: give tasks with --tasks FILE.")
         beside.print(f"On the {len(held_out)} validation tasks of the run.")
-    if agent is not None:
-        return find_agent(agent), held_out
-    if example is not None:
-        return vars(load_example(example, f"{example}_agent"))[f"{example}_agent"], held_out
+    return (find_agent(agent) if agent is not None else agent_of_run(run)), held_out
+
+
+def agent_of_run(run: dict[str, Any]) -> LitAgent[Any]:
+    """The agent that a run's `run.json` names. Raises ConfigError where it is not known."""
+    if (example := _example(run)) is not None:
+        return vars(load_example(example, f"{example}_agent"))[f"{example}_agent"]
     source = run.get("source")
     if source is None or not Path(source).is_file():
-        raise ConfigError("The agent of this run is not known. Give it with --agent: file.py:name, or a command.")
-    return load_agent(f"{source}:{run['agent']}"), held_out
+        raise ConfigError(
+            "The agent of this run is not known. Give it with --agent: file.py:name, or a command; or --env."
+        )
+    return load_agent(f"{source}:{run['agent']}")
 
 
-def _own_agent(agent: str | None, run: Mapping[str, Any]) -> list[str]:
+def own_agent(agent: str | None, run: Mapping[str, Any]) -> list[str]:
     """The agent that would be imported because the run names it; examples are this package's own."""
     if agent is not None or not run.get("source") or _example(dict(run)) is not None:
         return []

@@ -23,6 +23,7 @@ from agentlightning.gateway.history.answered import Answered
 from agentlightning.gateway.history.session import Session
 from agentlightning.gateway.history.shared import Shared
 from agentlightning.gateway.prompts import Injected, prompts_in
+from agentlightning.gateway.replay import AttemptReplay, replay_in
 from agentlightning.gateway.turns import Turns
 from agentlightning.rendering.messages import Message
 from agentlightning.store.base import LightningStore
@@ -104,6 +105,8 @@ class LiveAttempt:
     """What it has asked of other providers, by alias."""
     prompts: Sequence[Injected] = ()
     """What is put into its requests."""
+    replay: AttemptReplay | None = None
+    """What its calls are answered from first."""
     recall: Callable[[str], Awaitable[None]] | None = None
     """Reads a call that left memory, and those that it continues, back from the store."""
     restored: bool = False
@@ -299,17 +302,17 @@ class Attempts:
         live = LiveAttempt(rollout_id, attempt_id, rollout.mode, self._new_session, checked=now, used=now)
         known = self._answered.pop(live.key, None)
         live.answered = Answered(shared=self._shared) if known is None else known
-        live.prompts = await self._prompts(rollout.resources_id)
+        live.prompts, live.replay = await self._from_resources(rollout.resources_id)
         live.recall = partial(self._restore, live)
         if attempt.status is not AttemptStatus.PREPARING:  # it may have calls from before a restart
             await self._restore(live, None)
         self._live[(rollout_id, attempt_id)] = live
         return live
 
-    async def _prompts(self, resources_id: str | None) -> Sequence[Injected]:
-        """Those among a rollout's resources."""
+    async def _from_resources(self, resources_id: str | None) -> tuple[Sequence[Injected], AttemptReplay | None]:
+        """The prompts and the recording among a rollout's resources."""
         update = await self._store.get_resources_by_id(resources_id) if resources_id else None
-        return prompts_in(update.resources) if update else ()
+        return (prompts_in(update.resources), replay_in(update.resources)) if update else ((), None)
 
     async def _look_up(self, rollout_id: str, attempt_id: str) -> tuple[AttemptedRollout, Attempt]:
         rollout = await self._store.get_rollout_by_id(rollout_id)

@@ -3,6 +3,7 @@
 from agentlightning.types.call import Call, CallInfo, CallRecord, Divergence, Segment, VersionRun
 from agentlightning.types.data import Dataset, Hook, PaginatedResult, Triplet
 from agentlightning.types.record import RolloutRecord
+from agentlightning.types.recording import RecordedAttempt, RecordedCall, recording_of
 from agentlightning.types.resource import (
     LLM,
     Demonstrations,
@@ -66,6 +67,8 @@ __all__ = [
     "PaginatedResult",
     "PromptTemplate",
     "ProxyLLM",
+    "RecordedAttempt",
+    "RecordedCall",
     "Resource",
     "ResourcesUpdate",
     "Rollout",
@@ -87,4 +90,5 @@ __all__ = [
     "VersionRun",
     "Worker",
     "WorkerStatus",
+    "recording_of",
 ]

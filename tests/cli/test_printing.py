@@ -39,6 +39,7 @@ COMMANDS: dict[str, list[tuple[str, ...]]] = {
     "env": [("list",), ("check", NAME), ("check", f"gym:{NAME}"), ("check", f"harbor:{NAME}")],
     "eval": [("evil",), (NAME,), ("calc", "--agent", NAME, "--tasks", NAME)],
     "export": [("evil", "--jsonl", "out.jsonl"), (NAME, "--to", "x")],
+    "fork": [("evil", "ro-x"), (NAME, NAME), ("evil", NAME, "--model", NAME)],
     "gateway": [("--model", NAME, "--port", "0"), ("--upstream", NAME)],
     "judge": [
         ("evil", "--write-labels", NAME),

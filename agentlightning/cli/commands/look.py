@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from agentlightning.cli.command import Command
 from agentlightning.cli.key_options import key_option
-from agentlightning.cli.options import AllowHost, Json, Run, RunId
+from agentlightning.cli.options import AllowHost, EnvironmentOptions, Json, Run, RunDir, RunId, Trust
 
 Outcomes = Literal["ok", "truncated", "agent_error", "infra_error", "judge_error", "timeout", "cancelled"]
 """As in `types`, which is not loaded for a page of help."""
@@ -68,6 +68,37 @@ class ShowOptions(Command):
     limit: Annotated[int, Option(min=1, help="Show so many.")] = 3
     full: Annotated[bool, Option("--full", help="System prompts and tools too.")] = False
     log: Annotated[bool, Option("--log", help="Only the messages that the agents emitted.")] = False
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForkOptions(Command):
+    """Run a rollout again from one of its calls on: those before are answered from the record, token for token.
+
+    agl fork runs/grpo-20250101-120000 ro-123 --at 2 --times 8 --trust
+
+    agl fork runs/grpo-20250101-120000 ro-123 --at 2 --agent my_agent.py:agent --model ./other-model
+    """
+
+    command = "fork"
+    work = "agentlightning.cli.fork:fork_rollout"
+
+    run: Run
+    rollout: Annotated[str, Argument(help="The rollout to fork; agl show lists them.")]
+    at: Annotated[
+        int | None, Option(min=0, help="Answer so many calls from the record; all but the last if not given.")
+    ] = None
+    times: Annotated[int, Option(min=1, help="How many forks.")] = 4
+    agent: Annotated[str | None, Option(help="The agent; with --trust the one of the run if not given.")] = None
+    environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
+    model: Annotated[
+        str | None, Option(help="The model that goes on: a checkpoint, a directory; the run's last if not given.")
+    ] = None
+    refuse: Annotated[
+        bool, Option("--refuse", help="Refuse calls that the record does not hold, instead of sampling from there on.")
+    ] = False
+    run_dir: RunDir = None
+    trust: Trust = False
     as_json: Json = False
 
 

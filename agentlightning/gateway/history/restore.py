@@ -48,6 +48,8 @@ async def restore(store: LightningStore, live: LiveAttempt, only: str | None = N
     attributes = {span.attributes[CALL_ID]: span.attributes for span in spans if CALL_ID in span.attributes}
     said: dict[str, _Said] = {}
     for call in calls:
+        if live.replay is not None and only is None:
+            live.replay.resume(call.info.used)
         own = attributes.get(call.info.call_id, {})
         if _add(live, call, own, attributes.get(own.get(SAME_INPUT, ""), own), said) and only is None:
             _count(live, call)

@@ -42,6 +42,7 @@ from agentlightning.gateway.sampling.size import (
 from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import with_tool_names
 from agentlightning.types.arrays import Int32Array, np
+from agentlightning.types.recording import RecordedCall
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +67,8 @@ class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How many of them, at the end, the client began the answer with."""
     grammar: str | None
     used: Mapping[str, Any]
+    replayed: dict[int, RecordedCall] = {}
+    """The choices that were answered from a recording."""
 
 
 class Planner:

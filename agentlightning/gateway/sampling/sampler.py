@@ -24,6 +24,7 @@ from agentlightning.gateway.history.tree import Piece, Turn, unrecorded
 from agentlightning.gateway.large.requests import LargeRequests
 from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.recording.records import call_span, refusal_span
+from agentlightning.gateway.replay import REPLAYED, recorded_chunks
 from agentlightning.gateway.routing.models import AttemptLimits, Selection
 from agentlightning.gateway.sampling.constraint import reads_tools
 from agentlightning.gateway.sampling.planner import Arrival, PlannedRequest, Planner
@@ -31,8 +32,9 @@ from agentlightning.gateway.sampling.settings import Overrides, cut_off_by, para
 from agentlightning.rendering import Parsed, Rendering
 from agentlightning.rendering.messages import Message
 from agentlightning.rendering.reader import StreamReader, Text
-from agentlightning.types import CallInfo, CallRecord, RolloutMode, Segment, VersionRun
+from agentlightning.types import CallInfo, CallRecord, Divergence, RolloutMode, Segment, VersionRun
 from agentlightning.types.arrays import Int32Array, np
+from agentlightning.types.recording import RecordedCall
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +166,10 @@ class Sampler:
     ) -> StreamReader | None:
         request = asked.arrival.request
         request_id = f"{asked.arrival.response_id}:{index}"
-        stream = self._engine.generate(asked.prompt_ids, params, stream=emit is not None, request_id=request_id)
+        if (recorded := self._recorded(asked, index)) is not None:
+            stream = recorded_chunks(recorded)
+        else:
+            stream = self._engine.generate(asked.prompt_ids, params, stream=emit is not None, request_id=request_id)
         async with aclosing(stream):
             if emit is None:
                 async for chunk in stream:
@@ -186,6 +191,14 @@ class Sampler:
                 chunks.append(chunk)
                 emit(_delta(index, chunk, reader.feed(self._shown(request, chunk.ids).tolist())))
         return reader
+
+    def _recorded(self, asked: PlannedRequest, index: int) -> RecordedCall | None:
+        """The answer to a choice in the attempt's recording, if it has one and it is there."""
+        replay = asked.arrival.live.replay
+        found = None if replay is None else replay.take(self._policy, asked.prompt_ids, asked.used)
+        if found is not None:
+            asked.replayed[index] = found
+        return found
 
     def _shown(self, request: CallRequest, ids: Int32Array) -> Int32Array:
         """The tokens of an answer that its text is made of."""
@@ -221,7 +234,9 @@ class Sampler:
 
     def _read(self, asked: PlannedRequest, index: int, whole: Chunk) -> Choice:
         parsed = self._parse(asked, whole)
-        calls = tuple(ToolCall(f"call_{uuid.uuid4().hex[:24]}", c.name, c.arguments) for c in parsed.tool_calls)
+        recorded = asked.replayed[index].tool_call_ids if index in asked.replayed else ()
+        ids = [*recorded, *(f"call_{uuid.uuid4().hex[:24]}" for _ in parsed.tool_calls[len(recorded) :])]
+        calls = tuple(ToolCall(i, c.name, c.arguments) for i, c in zip(ids, parsed.tool_calls, strict=False))
         reason = whole.finish_reason or "stop"
         return Choice(
             index=index,
@@ -340,6 +355,7 @@ class Sampler:
             choice=index,
             policy=self._policy,
             trained=self._trained
+            and index not in asked.replayed
             and not arrival.place.judge
             and not samples_nothing(asked.used)
             and self._selected(arrival),
@@ -352,10 +368,16 @@ class Sampler:
             end_time=time.time(),
             temperature=float(asked.used.get("temperature", 1.0)),
             asked=arrival.request.asked,
-            used=asked.used,
-            divergence=asked.prompt.divergence,
+            used={**asked.used, **({REPLAYED: asked.replayed[index].call_id} if index in asked.replayed else {})},
+            divergence=asked.prompt.divergence or self._diverged(arrival),
             error=error,
         )
+
+    @staticmethod
+    def _diverged(arrival: Arrival) -> Divergence | None:
+        """How the attempt left its recording, said at the first call that did."""
+        replay = arrival.live.replay
+        return replay.said() if replay is not None else None
 
     def _selected(self, arrival: Arrival) -> bool:
         return self._selection.includes(arrival.place.agent, arrival.request.messages)

@@ -1,0 +1,152 @@
+"""`agl fork`: a rollout again from one of its calls on, several times, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from agentlightning.algorithm import Baseline
+from agentlightning.algorithm.checkpoint import latest_checkpoint
+from agentlightning.algorithm.episode import Episode, collect
+from agentlightning.cli.agents import environment_of, find_agent
+from agentlightning.cli.commands.look import ForkOptions
+from agentlightning.cli.evaluate import agent_of_run, own_agent, resolve
+from agentlightning.cli.interrupt import exit_interrupted
+from agentlightning.cli.opened import described, opened_run
+from agentlightning.cli.trust import require_trust
+from agentlightning.console import terminal
+from agentlightning.errors import ConfigError
+from agentlightning.installation import command_name
+from agentlightning.litagent import LitAgent
+from agentlightning.metrics import SilentConsole
+from agentlightning.trainer import Trainer
+from agentlightning.trainer.sync import run_sync
+from agentlightning.types import RecordedAttempt, RolloutMode, Span, recording_of
+from agentlightning.types.names import CALL_ID
+
+_REPLAYED = "replayed_from"
+"""Among a call's settings: the recorded call that it was answered from."""
+
+
+class _Original(NamedTuple):
+    """The rollout that is forked."""
+
+    episode: Episode
+    recording: RecordedAttempt
+    sampled: int
+    """Its calls that a model of ours answered."""
+
+
+def fork_rollout(options: ForkOptions) -> None:
+    """Run the forks, and print what each came to beside the original."""
+    original = run_sync(_recorded(options))
+    agent = _agent(options)
+    algorithm = Baseline(served=_served(options), repeats=options.times, mode=RolloutMode.TEST)
+    trainer = Trainer(
+        algorithm=algorithm,
+        run_dir=options.run_dir,
+        initial_resources={"recording": original.recording},
+        console=SilentConsole(),
+    )
+    result = trainer.fit(agent, [original.episode.rollout.input])
+    if result.stopped:
+        exit_interrupted()
+    rows = [_row(episode) for episode in algorithm.episodes]
+    if options.as_json:
+        known = {"rollout": options.rollout, "reward": original.episode.reward, "at": len(original.recording.calls)}
+        terminal().print_json(json.dumps({"original": known, "forks": rows, "run_dir": str(result.run_dir)}))
+        return
+    table = Table("from the record", "sampled", "outcome", "reward", box=None)
+    table.add_column("fork", overflow="fold")
+    for row in rows:
+        counts = str(row["replayed"]), str(row["sampled"])
+        table.add_row(*counts, row["outcome"], _number(row["reward"]), row["rollout"])
+    terminal().print(table)
+    left = Counter(row["diverged"] for row in rows if row["diverged"])
+    for cause, count in left.most_common():
+        terminal().print(f"{count} of {len(rows)} left the record, because {cause}.")
+    terminal().print(
+        f"The original had {original.sampled} calls and earned {_number(original.episode.reward)}; the forks earned "
+        f"{_number(_mean(rows))} on average."
+    )
+    terminal().print(f"Read what was said:  {command_name()} show {result.run_dir}", soft_wrap=True, markup=False)
+
+
+async def _recorded(options: ForkOptions) -> _Original:
+    """The rollout with its recording up to the fork. Raises ConfigError where there is none, or not so many calls."""
+    async with opened_run(options.run) as opened:
+        found = list(await collect(opened.store, [options.rollout]))
+        if not found:
+            raise ConfigError(f"There is no rollout {options.rollout} in {options.run}: see  agl show {options.run}")
+        episode = found[0]
+        spans = (await opened.store.query_spans(options.rollout, "latest")).items
+    calls = [call for call in episode.calls if len(call.response_ids)]
+    at = max(0, len(calls) - 1) if options.at is None else options.at
+    if at > len(calls):
+        raise ConfigError(f"--at {at}: rollout {options.rollout} has {len(calls)} calls that a model here answered.")
+    recording = recording_of(
+        options.rollout, calls[:at], tool_calls_of(spans), diverged="refuse" if options.refuse else "live"
+    )
+    return _Original(episode, recording, len(calls))
+
+
+def tool_calls_of(spans: Sequence[Span]) -> dict[str, list[str]]:
+    """The ids of the calls of tools in each call's answer."""
+    found: dict[str, list[str]] = {}
+    for span in spans:
+        said = span.attributes.get("gen_ai.output.messages")
+        if CALL_ID in span.attributes and isinstance(said, str):
+            parts = [part for message in json.loads(said) for part in message.get("parts", ())]
+            found[span.attributes[CALL_ID]] = [str(p.get("id")) for p in parts if p.get("type") == "tool_call"]
+    return found
+
+
+def _agent(options: ForkOptions) -> LitAgent[Any]:
+    environment = environment_of(options.environment, options.agent)
+    if environment is not None:
+        return environment.agent
+    if options.agent is not None:
+        return find_agent(options.agent)
+    run = described(options.run if options.run.is_dir() else options.run.parent)
+    require_trust(options.run, own_agent(None, run), trust=options.trust)
+    return agent_of_run(run)
+
+
+def _served(options: ForkOptions) -> Any:
+    """The model that goes on. Raises ConfigError where the run has none."""
+    if options.model:
+        return resolve(Path(options.model))[0].spec
+    try:
+        latest_checkpoint(options.run)
+    except (ConfigError, OSError):
+        raise ConfigError(f"{options.run} has no checkpoint: say which model goes on, --model MODEL.") from None
+    return resolve(options.run)[0].spec
+
+
+def _row(episode: Episode) -> dict[str, Any]:
+    calls = episode.calls
+    causes = [call.info.divergence.cause for call in calls if call.info.divergence is not None]
+    left = [cause for cause in causes if cause.startswith("replay: ")]
+    replayed = sum(_REPLAYED in call.info.used for call in calls)
+    return {
+        "rollout": episode.rollout.rollout_id,
+        "replayed": replayed,
+        "sampled": len(calls) - replayed,
+        "diverged": left[0].removeprefix("replay: ") if left else None,
+        "outcome": episode.outcome.value,
+        "reward": episode.reward,
+    }
+
+
+def _mean(rows: Sequence[dict[str, Any]]) -> float | None:
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+    return sum(rewards) / len(rewards) if rewards else None
+
+
+def _number(value: float | None) -> str:
+    return "no reward" if value is None else f"{value:g}"

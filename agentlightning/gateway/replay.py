@@ -1,0 +1,108 @@
+"""Replay: an attempt whose rollout has a recording is answered from it, as long as it asks the same."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+from agentlightning.engine.base import Chunk
+from agentlightning.gateway.exchange import Refusal
+from agentlightning.types import Divergence, NamedResources
+from agentlightning.types.arrays import Int32Array, np
+from agentlightning.types.recording import RecordedAttempt, RecordedCall
+
+REPLAYED = "replayed_from"
+"""Among the sampling settings of a call that was answered from a recording: the recorded call."""
+_COMPARED = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop", "presence_penalty", "frequency_penalty")
+"""Sampling settings that have to be the same; a seed makes no difference to what was sampled already."""
+
+
+def replay_in(resources: NamedResources) -> AttemptReplay | None:
+    """That of the first recording among a rollout's resources."""
+    found = next((one for _, one in sorted(resources.items()) if isinstance(one, RecordedAttempt)), None)
+    return None if found is None else AttemptReplay(found)
+
+
+class AttemptReplay:
+    """What is left of a recording. Its calls may be asked for in any order, as several agents at once do."""
+
+    def __init__(self, recording: RecordedAttempt) -> None:
+        self._recording = recording
+        self._left: list[tuple[RecordedCall, Int32Array]] = []
+        before: list[int] = []
+        for call in recording.calls:
+            prompt = [*before[: call.prompt_keep], *call.prompt_ids]
+            self._left.append((call, np.asarray(prompt, np.int32)))
+            before = [*prompt, *call.response_ids]
+        self.replayed = 0
+        """Calls that were answered from it."""
+        self._unsaid: Divergence | None = None
+        self.divergence: Divergence | None = None
+        """How the first call that is not in it differs."""
+
+    def take(self, policy: str, prompt_ids: Int32Array, used: Mapping[str, Any]) -> RecordedCall | None:
+        """The recorded answer to a call; None where it is to be sampled. Raises `Refusal` for one that is not in the
+        recording, where those are refused."""
+        if self.divergence is not None:
+            return self._left_it()
+        if not self._left:
+            return None
+        for at, (call, prompt) in enumerate(self._left):
+            if call.policy == policy and np.array_equal(prompt, prompt_ids):
+                if (changed := _changed(call.used, used)) is not None:
+                    return self._diverge(len(prompt_ids), 0, f"the sampling setting {changed} is another")
+                del self._left[at]
+                self.replayed += 1
+                return call
+        _, nearest = max(self._left, key=lambda one: _shared(one[1], prompt_ids))
+        at = _shared(nearest, prompt_ids)
+        return self._diverge(at, len(nearest) - at, f"the prompt differs from the recorded one at token {at}")
+
+    def resume(self, used: Mapping[str, Any]) -> None:
+        """A call with these settings was answered by an earlier gateway: from the recording, or by sampling, after
+        which nothing of it is left."""
+        source = used.get(REPLAYED)
+        self._left = [one for one in self._left if source is not None and one[0].call_id != source]
+
+    def said(self) -> Divergence | None:
+        """The divergence, once."""
+        found, self._unsaid = self._unsaid, None
+        return found
+
+    def _diverge(self, position: int, lost: int, cause: str) -> None:
+        self.divergence = self._unsaid = Divergence(position, lost, f"replay: {cause}")
+        self._left_it()
+
+    def _left_it(self) -> None:
+        """A call after the attempt has left the recording: it is sampled, unless that is to be refused."""
+        if self._recording.diverged == "refuse" and self.divergence is not None:
+            cause = self.divergence.cause.removeprefix("replay: ")
+            raise Refusal(
+                f"This attempt is a fork of rollout {self._recording.rollout_id} and asks something else in call "
+                f"{self.replayed + 1}: {cause}. Likely causes are a clock, random numbers, or another tool's result.",
+                code="fork_diverged",
+            )
+
+
+def _changed(recorded: Mapping[str, Any], used: Mapping[str, Any]) -> str | None:
+    """The first sampling setting that is another."""
+    return next((name for name in _COMPARED if recorded.get(name) != used.get(name)), None)
+
+
+def _shared(a: Int32Array, b: Int32Array) -> int:
+    least = min(len(a), len(b))
+    (differ,) = np.nonzero(a[:least] != b[:least])
+    return int(differ[0]) if len(differ) else least
+
+
+async def recorded_chunks(call: RecordedCall) -> AsyncGenerator[Chunk, None]:
+    """The recorded response as an engine gives it: a chunk for each weight version."""
+    ends: Sequence[int] = [start for start, _ in call.versions[1:]] + [len(call.response_ids)]
+    for (start, version), end in zip(call.versions or [(0, 0)], ends, strict=True):
+        yield Chunk(
+            ids=np.asarray(call.response_ids[start:end], np.int32),
+            logprobs=np.asarray(call.logprobs[start:end], np.float32),
+            plain_logprobs=np.asarray(call.plain_logprobs[start:end], np.float32),
+            version=version,
+            finish_reason=("length" if call.length else "stop") if end == len(call.response_ids) else None,
+        )

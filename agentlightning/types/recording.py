@@ -1,0 +1,89 @@
+"""A recording: the model calls of an attempt, from which another attempt at the same task is answered first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from agentlightning.types.call import Call
+from agentlightning.types.resource import Resource
+from agentlightning.types.rollout import GivenRecord
+
+
+class RecordedCall(GivenRecord):
+    """One answered call, token for token."""
+
+    call_id: str
+    policy: str
+    """The alias of the policy that answered."""
+    prompt_keep: int
+    """How many tokens at its beginning the prompt shares with prompt and response of the call before."""
+    prompt_ids: list[int]
+    """The prompt's tokens behind those."""
+    response_ids: list[int]
+    logprobs: list[float]
+    """Under the distribution that the tokens were drawn from."""
+    plain_logprobs: list[float]
+    """Under the plain softmax at the same temperature."""
+    versions: list[tuple[int, int]]
+    """From which token of the response on which weight version sampled."""
+    length: bool = False
+    """Whether the response was cut off by a limit."""
+    used: dict[str, Any] = Field(default_factory=dict)
+    """Sampling settings that were used."""
+    tool_call_ids: list[str] = Field(default_factory=list)
+    """The ids of the calls of tools in the answer."""
+
+
+class RecordedAttempt(Resource):
+    """What makes each rollout that has it a fork: its calls are answered from here as long as it asks the same.
+
+    The gateway compares the tokens of each prompt and the sampling settings. Where the attempt asks something else, or
+    the recording has ended, calls are sampled. Answers from here cost no sampling, and are not trained.
+    """
+
+    resource_type: str = "recording"
+    rollout_id: str
+    """The rollout that was recorded."""
+    calls: list[RecordedCall]
+    diverged: Literal["live", "refuse"] = "live"
+    """What happens to a call that is not in the recording before that has ended: it is sampled, or refused."""
+
+
+def recording_of(
+    rollout_id: str,
+    calls: Sequence[Call],
+    tool_call_ids: dict[str, list[str]],
+    *,
+    diverged: Literal["live", "refuse"] = "live",
+) -> RecordedAttempt:
+    """The recording of these calls of a rollout, in their order. `tool_call_ids`: by call."""
+    found: list[RecordedCall] = []
+    before: list[int] = []
+    for call in calls:
+        prompt, response = call.prompt_ids.tolist(), call.response_ids.tolist()
+        keep = _shared(before, prompt)
+        found.append(
+            RecordedCall(
+                call_id=call.info.call_id,
+                policy=call.info.policy,
+                prompt_keep=keep,
+                prompt_ids=prompt[keep:],
+                response_ids=response,
+                logprobs=call.logprobs.tolist(),
+                plain_logprobs=call.plain_logprobs.tolist(),
+                versions=[(run.start, run.version) for run in call.versions],
+                length=call.info.finish_reason == "length",
+                used=dict(call.info.used),
+                tool_call_ids=tool_call_ids.get(call.info.call_id, []),
+            )
+        )
+        before = [*prompt, *response]
+    return RecordedAttempt(rollout_id=rollout_id, calls=found, diverged=diverged)
+
+
+def _shared(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences begin with alike."""
+    return next((n for n, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))

@@ -1,0 +1,87 @@
+"""`agl fork`: a rollout again from one of its calls on, as it is typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.typed import agl
+
+AGENT = """\
+import time
+import agentlightning as agl
+from openai import AsyncOpenAI
+
+@agl.rollout
+async def three(task, llm):
+    client = AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+    clock = str(time.time()) if task["clock"] else ""
+    messages = [{"role": "user", "content": f"What is 2 + 3? {clock}"}]
+    for n in range(3):
+        answer = await client.chat.completions.create(model=llm.model, messages=messages, max_tokens=8)
+        said = answer.choices[0].message
+        messages += [said.model_dump(exclude_none=True), {"role": "user", "content": f"And {n}?"}]
+    return float(len(said.content or "") % 2)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the agent on two tasks, of which one asks for the time."""
+    folder = tmp_path_factory.mktemp("fork")
+    (folder / "agent.py").write_text(AGENT)
+    (folder / "tasks.jsonl").write_text('{"clock": false}\n{"clock": true}\n')
+    given = ("--agent", "agent.py:three", "--tasks", "tasks.jsonl", "--model", "calc", "--run-dir", "run", "--json")
+    done = agl(folder, "run", *given)
+    assert done.returncode == 0, done.stderr
+    (folder / "each.json").write_text(json.dumps(json.loads(done.stdout)["each"]))
+    return folder
+
+
+def rollout(folder: Path, *, clock: bool) -> str:
+    each: list[Any] = json.loads((folder / "each.json").read_text())
+    return next(one["rollout_id"] for one in each if one["task"]["clock"] is clock)
+
+
+def forked(folder: Path, which: str, *given: str) -> Any:
+    done = agl(folder, "fork", "run", which, "--model", "calc", "--times", "2", *given, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_so_many_calls_are_from_the_record(folder: Path) -> None:
+    which = rollout(folder, clock=False)
+    found = forked(folder, which, "--at", "2", "--trust")
+    assert [(row["replayed"], row["sampled"], row["diverged"]) for row in found["forks"]] == [(2, 1, None)] * 2
+    assert found["original"]["rollout"] == which
+    whole = forked(folder, which, "--at", "3", "--agent", "agent.py:three")
+    assert [row["sampled"] for row in whole["forks"]] == [0, 0]
+    assert [row["reward"] for row in whole["forks"]] == [whole["original"]["reward"]] * 2
+
+
+def test_one_that_asks_for_the_time_leaves_it_and_says_where(folder: Path) -> None:
+    which = rollout(folder, clock=True)
+    done = agl(folder, "fork", "run", which, "--model", "calc", "--times", "2", "--agent", "agent.py:three")
+    assert "2 of 2 left the record, because the prompt differs from the recorded one at token" in done.stdout
+    refused = forked(folder, which, "--agent", "agent.py:three", "--refuse")
+    assert {row["outcome"] for row in refused["forks"]} == {"agent_error"}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("run", "ro-nothing", "--model", "calc"), "There is no rollout ro-nothing"),
+        (("run", "FIRST", "--model", "calc", "--at", "4", "--trust"), "has 3 calls"),
+        (("run", "FIRST", "--trust"), "say which model goes on"),
+        (("run", "FIRST", "--model", "calc"), "--trust"),
+        (("nowhere", "FIRST"), "nowhere"),
+    ],
+)
+def test_what_cannot_be_is_said(folder: Path, given: tuple[str, ...], words: str) -> None:
+    first = rollout(folder, clock=False)
+    done = agl(folder, "fork", *(first if one == "FIRST" else one for one in given))
+    assert done.returncode != 0
+    assert words in " ".join(done.stderr.split())

@@ -1,0 +1,272 @@
+"""Forks: an attempt whose rollout has a recording is answered from it token for token, and sampled from there on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from agentlightning.cli.fork import tool_calls_of
+from agentlightning.gateway import Gateway
+from agentlightning.gateway.replay import REPLAYED
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.types import Call, RecordedAttempt, RolloutMode, recording_of
+from tests.gateway.conftest import CALC, Site, calculator
+from tests.gateway.scripted import ScriptedEngine
+
+Talk = Callable[[Site, str], Awaitable[list[Any]]]
+"""A conversation of three calls with a tool in it, which begins with this question; what the agent was told."""
+
+
+def tool_result(call_id: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": "5"}
+
+
+async def by_chat(site: Site, question: str, **more: Any) -> list[Any]:
+    told: list[Any] = []
+    async with site.client() as client:
+        messages: list[Any] = [{"role": "user", "content": question}]
+        for _ in range(3):
+            answer = await client.chat.completions.create(model="policy", messages=messages, tools=[CALC], **more)
+            message = answer.choices[0].message
+            told.append(message.model_dump(exclude_none=True))
+            messages.append(told[-1])
+            results = [tool_result(call.id) for call in message.tool_calls or ()]
+            messages += results or [{"role": "user", "content": "What is 4 + 4?"}]
+    return told
+
+
+async def streamed(site: Site, question: str) -> list[Any]:
+    told: list[Any] = []
+    async with site.client() as client:
+        messages: list[Any] = [{"role": "user", "content": question}]
+        for _ in range(3):
+            given: Any = {"model": "policy", "messages": messages, "tools": [CALC]}
+            async with client.chat.completions.stream(**given) as stream:
+                message = (await stream.get_final_completion()).choices[0].message
+            told.append(json.loads(message.model_dump_json(include={"content", "tool_calls"})))
+            calls = [
+                {
+                    "id": c.id,
+                    "type": "function",
+                    "function": {"name": c.function.name, "arguments": c.function.arguments},
+                }
+                for c in message.tool_calls or ()
+            ]
+            messages.append(
+                {"role": "assistant", "content": message.content, **({"tool_calls": calls} if calls else {})}
+            )
+            messages += [tool_result(c["id"]) for c in calls] or [{"role": "user", "content": "What is 4 + 4?"}]
+    return told
+
+
+async def by_responses(site: Site, question: str) -> list[Any]:
+    told: list[Any] = []
+    tool: Any = {"type": "function", "strict": False, **CALC["function"]}
+    async with site.client() as client:
+        items: list[Any] = [{"role": "user", "content": question}]
+        for _ in range(3):
+            answer = await client.responses.create(model="policy", input=items, tools=[tool])
+            output = [item.model_dump(exclude_none=True) for item in answer.output]
+            told.append([{k: v for k, v in item.items() if k != "id"} for item in output])
+            items += output
+            calls = [item for item in answer.output if item.type == "function_call"]
+            results = [{"type": "function_call_output", "call_id": c.call_id, "output": "5"} for c in calls]
+            items += results or [{"role": "user", "content": "What is 4 + 4?"}]
+    return told
+
+
+async def by_messages(site: Site, question: str) -> list[Any]:
+    told: list[Any] = []
+    function = CALC["function"]
+    tool: Any = {"name": function["name"], "input_schema": function["parameters"]}
+    base = site.base_url.removesuffix("/v1")
+    async with anthropic.AsyncAnthropic(base_url=base, api_key=site.key, max_retries=0) as client:
+        messages: list[Any] = [{"role": "user", "content": question}]
+        for _ in range(3):
+            answer = await client.messages.create(model="policy", max_tokens=100, messages=messages, tools=[tool])
+            told.append([block.model_dump(exclude_none=True) for block in answer.content])
+            messages.append({"role": "assistant", "content": told[-1]})
+            used = [b for b in answer.content if b.type == "tool_use"]
+            results: Any = [{"type": "tool_result", "tool_use_id": b.id, "content": "5"} for b in used]
+            messages.append({"role": "user", "content": results or "What is 4 + 4?"})
+    return told
+
+
+TALKS: dict[str, Talk] = {
+    "chat": by_chat,
+    "streamed": streamed,
+    "responses": by_responses,
+    "messages": by_messages,
+}
+
+
+async def recorded(site: Site, calls: list[Call], at: int, **given: Any) -> RecordedAttempt:
+    return recording_of(site.rollout_id, calls[:at], tool_calls_of(await site.spans()), **given)
+
+
+async def fork(site: Site, recording: RecordedAttempt) -> Site:
+    """An attempt whose rollout has the recording."""
+    update = await site.store.add_resources({"recording": recording})
+    claimed = await site.store.start_rollout(input={}, resources_id=update.resources_id, mode=RolloutMode.TRAIN)
+    return Site(site.store, site.engine, site.gateway, claimed.rollout_id, claimed.attempt.attempt_id)
+
+
+def same(a: Call, b: Call) -> bool:
+    """Whether two calls have the same tokens, log-probs and versions."""
+    arrays = ("prompt_ids", "response_ids", "logprobs", "plain_logprobs")
+    return a.versions == b.versions and all(getattr(a, n).tolist() == getattr(b, n).tolist() for n in arrays)
+
+
+@pytest.mark.parametrize("dialect", TALKS)
+async def test_the_record_is_given_token_for_token_and_the_rest_is_sampled(site: Site, dialect: str) -> None:
+    talk = TALKS[dialect]
+    told = await talk(site, "What is 2 + 3?")
+    calls = await site.close()
+    site.engine.version = 7  # what is sampled from here on is new
+    forked = await fork(site, await recorded(site, calls, 2))
+    before = len(site.engine.params)
+    again = await talk(forked, "What is 2 + 3?")
+    assert len(site.engine.params) == before + 1, "the engine was asked for the last call alone"
+    assert again[:2] == told[:2]
+    found = await forked.close()
+    assert [same(a, b) for a, b in zip(found, calls, strict=True)] == [True, True, False]
+    assert [call.info.trained for call in found] == [False, False, True]
+    assert [call.info.used.get(REPLAYED) for call in found] == [*(c.info.call_id for c in calls[:2]), None]
+    assert [call.versions[0].version for call in found] == [0, 0, 7]
+    assert not [call.info.divergence for call in found if call.info.divergence]
+
+
+async def test_another_question_leaves_the_record_at_the_first_token_that_differs(site: Site) -> None:
+    await by_chat(site, "What is 2 + 3?")
+    calls = await site.close()
+    forked = await fork(site, await recorded(site, calls, 3))
+    await by_chat(forked, "What is 2 + 9?")
+    found = await forked.close()
+    first = found[0].info.divergence
+    assert first is not None
+    at = first.position
+    assert found[0].prompt_ids[:at].tolist() == calls[0].prompt_ids[:at].tolist()
+    assert found[0].prompt_ids[at] != calls[0].prompt_ids[at]
+    assert f"token {at}" in first.cause
+    assert [call.info.trained for call in found] == [True, True, True]
+
+
+async def test_another_result_of_a_tool_leaves_it_there(site: Site) -> None:
+    async def talk(which: Site, result: str) -> None:
+        async with which.client() as client:
+            messages: list[Any] = [{"role": "user", "content": "What is 2 + 3?"}]
+            answer = await client.chat.completions.create(model="policy", messages=messages, tools=[CALC])
+            message = answer.choices[0].message
+            assert message.tool_calls
+            messages += [message, {**tool_result(message.tool_calls[0].id), "content": result}]
+            await client.chat.completions.create(model="policy", messages=messages, tools=[CALC])
+
+    await talk(site, "5")
+    calls = await site.close()
+    forked = await fork(site, await recorded(site, calls, 2))
+    await talk(forked, "6")
+    found = await forked.close()
+    assert [REPLAYED in call.info.used for call in found] == [True, False]
+    assert (found[1].info.divergence is not None, found[0].info.divergence) == (True, None)
+
+
+async def test_another_sampling_setting_is_named(site: Site) -> None:
+    await by_chat(site, "What is 2 + 3?")
+    calls = await site.close()
+    forked = await fork(site, await recorded(site, calls, 2))
+    await by_chat(forked, "What is 2 + 3?", max_tokens=77)
+    found = await forked.close()
+    assert found[0].info.divergence is not None
+    assert "max_tokens" in found[0].info.divergence.cause
+
+
+async def test_what_is_not_in_the_record_is_refused_where_that_is_wanted(site: Site) -> None:
+    await by_chat(site, "What is 2 + 3?")
+    calls = await site.close()
+    forked = await fork(site, await recorded(site, calls, 2, diverged="refuse"))
+    for _ in range(2):  # it stays refused
+        with pytest.raises(openai.BadRequestError, match="a clock, random numbers") as caught:
+            await by_chat(forked, "What is 2 + 9?")
+        assert caught.value.code == "fork_diverged"
+    whole = await fork(site, await recorded(site, calls, 2, diverged="refuse"))
+    assert len(await by_chat(whole, "What is 2 + 3?")) == 3, "past its end it goes on"
+
+
+async def test_agents_at_the_same_time_find_their_own(site: Site) -> None:
+    questions = [f"What is {n} + 3?" for n in range(2, 8)]
+
+    async def ask(which: Site, question: str) -> str | None:
+        async with which.client(default_headers={"x-agl-agent": question[8]}) as client:
+            answer = await client.chat.completions.create(
+                model="policy", messages=[{"role": "user", "content": question}], n=2
+            )
+            return answer.choices[0].message.content
+
+    told = [await ask(site, question) for question in questions]
+    calls = await site.close()
+    forked = await fork(site, await recorded(site, calls, len(calls)))
+    before = len(site.engine.params)
+    assert await asyncio.gather(*(ask(forked, question) for question in reversed(questions))) == told[::-1]
+    assert len(site.engine.params) == before
+    assert len(await forked.close()) == len(calls) == 12
+
+
+async def test_a_fork_of_a_fork_and_one_that_is_served_again(site: Site) -> None:
+    await by_chat(site, "What is 2 + 3?")
+    calls = await site.close()
+    first = await fork(site, await recorded(site, calls, 1))
+    await by_chat(first, "What is 2 + 3?")
+    between = await first.close()
+    second = await fork(first, await recorded(first, between, 2))
+    await by_chat(second, "What is 2 + 3?")
+    found = await second.close()
+    assert same(found[0], calls[0])
+    assert same(found[1], between[1])
+    assert [call.info.trained for call in found] == [False, False, True]
+
+
+async def test_forks_do_not_grow_the_store_by_their_record(site: Site) -> None:
+    await by_chat(site, "What is 2 + 3?")
+    recording = await recorded(site, await site.close(), 2)
+    assert sum(len(call.prompt_ids) for call in recording.calls[1:]) < len(recording.calls[0].prompt_ids)
+    update = await site.store.add_resources({"recording": recording})
+    rollouts = [await site.store.enqueue_rollout(input={}, resources_id=update.resources_id) for _ in range(50)]
+    assert {rollout.resources_id for rollout in rollouts} == {update.resources_id}
+    assert len(json.dumps(rollouts[0].model_dump(mode="json"))) < 2000
+
+
+async def test_a_gateway_that_is_started_anew_goes_on(rendering: Any) -> None:
+    store = InMemoryLightningStore()
+    engine = ScriptedEngine(rendering, calculator)
+    secret = b"x" * 32
+
+    async def turn(which: Site, messages: list[Any]) -> None:
+        async with which.client() as client:
+            answer = await client.chat.completions.create(model="policy", messages=messages, tools=[CALC])
+        message = answer.choices[0].message
+        results = [tool_result(call.id) for call in message.tool_calls or ()]
+        messages += [message, *(results or [{"role": "user", "content": "What is 4 + 4?"}])]
+
+    async with Gateway(store, engine, rendering, secret=secret) as gateway:
+        claimed = await store.start_rollout(input={})
+        site = Site(store, engine, gateway, claimed.rollout_id, claimed.attempt.attempt_id)
+        await by_chat(site, "What is 2 + 3?")
+        calls = await site.close()
+        forked = await fork(site, await recorded(site, calls, 2))
+        messages: list[Any] = [{"role": "user", "content": "What is 2 + 3?"}]
+        await turn(forked, messages)
+    before = len(engine.params)
+    for sampled in (0, 1):  # the second call is in the record, the third is not
+        async with Gateway(store, engine, rendering, secret=secret) as gateway:
+            await turn(Site(store, engine, gateway, forked.rollout_id, forked.attempt_id), messages)
+        assert len(engine.params) == before + sampled
+    found = (await store.query_calls([forked.rollout_id]))[forked.rollout_id]
+    assert [REPLAYED in call.info.used for call in found] == [True, True, False]
+    assert not [call.info.divergence for call in found if call.info.divergence]
+    await store.close()
