@@ -29,6 +29,8 @@ PLACES = ("/logs/agent", "/logs/verifier", "/logs/artifacts", "/tests", "/soluti
 """Folders that every box has besides its working directory."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ENGINES = ("podman", "docker")
+_LONGEST_SECONDS = 86_400
+"""After so long a container ends by itself: one that a killed run left behind does not stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +123,8 @@ async def _container(engine: str, request: BoxRequest, arguments: Sequence[str])
     limits = [f"--cpus={section.cpus:g}"] if section.cpus else []
     limits += [f"--memory={section.memory_mb}m"] if section.memory_mb else []
     network = "none" if section.network == "no-network" else "host"
-    stays = ["--entrypoint", "sh", image, "-c", "trap exit TERM; while :; do sleep 3600 & wait; done"]
-    run = ["run", "--detach", "--name", name, "--network", network, *limits, *arguments, *stays]
+    stays = ["--entrypoint", "sh", image, "-c", f"trap exit TERM; sleep {_LONGEST_SECONDS} & wait"]
+    run = ["run", "--detach", "--rm", "--name", name, "--network", network, *limits, *arguments, *stays]
     try:
         await _engine(engine, run, "start a container", seconds=section.build_timeout_sec)
         async with _passage(engine, name, request.endpoint if network == "none" else None):
