@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -227,3 +229,37 @@ def test_tasks_are_json_and_validation_has_its_own(tmp_path: Path) -> None:
     env = agl.load_environment(f"harbor:{tmp_path}/train", val=f"{tmp_path}/val", **engine_or_skip("bubblewrap"))
     assert [task["name"] for task in env.tasks()] == ["tests/a", "tests/b"]
     assert [task["name"] for task in json.loads(json.dumps(env.val_tasks()))] == ["tests/c"]
+
+
+def command_lines() -> bytes:
+    """What runs on this machine."""
+    found = b""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found += file.read_bytes()
+    return found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_an_attempt_that_is_cancelled_leaves_nothing(engine: str, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task")
+    env = HarborEnvironment(str(task), **engine_or_skip(engine))
+    begun = asyncio.Event()
+
+    async def work(box: Any, stage: Any, captured: Captured) -> int:
+        begun.set()
+        return (await box.run(["sh", "-c", "sleep 86399"], captured=captured)).exit_code
+
+    running = asyncio.create_task(run_trial(read_task(task), work, env.settings))
+    await begun.wait()
+    await asyncio.sleep(1.0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await asyncio.sleep(0.5)
+    assert b"86399" not in await asyncio.to_thread(command_lines)
+    if engine == "podman":
+        listed = await asyncio.to_thread(
+            subprocess.run, ["podman", "ps", "-aq", "--filter", "name=agl-harbor"], capture_output=True, check=True
+        )
+        assert listed.stdout == b""
