@@ -49,7 +49,7 @@ HEAD = (
 )
 NOT_HAD = {
     "Amp": "it works with an account alone, through its maker's servers (@sourcegraph/amp)",
-    "crush": "its npm package fetches the program from elsewhere when it is installed, which could not be reached",
+    "crush": "its npm package downloads the program when it is installed, from a host that could not be reached",
     "Cursor CLI": "no package registry has it, and it needs an account",
     "goose": "no package registry has it: the packages of that name are others",
     "Terminus-2": "harbor 0.26.0 installs, but runs its agents in containers or a cloud only, and here is neither",
@@ -282,7 +282,7 @@ def with_row(page: str, name: str, line: str) -> str:
     missing = [known for known in KNOWN_AGENTS if known not in rows]
     table += ["", f"Not run, as they were not installed: {', '.join(missing)}."] if missing else []
     cannot = "; ".join(f"{agent}: {why}" for agent, why in NOT_HAD.items())
-    return before + BEGIN + "\n".join([*table, "", f"Not to be had here: {cannot}."]) + "\n" + END + after
+    return before + BEGIN + "\n".join([*table, "", f"Not tested: {cannot}."]) + "\n" + END + after
 
 
 if __name__ == "__main__":

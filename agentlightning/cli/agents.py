@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,6 +19,12 @@ from agentlightning.litagent.known_agents import KNOWN_AGENTS, KnownAgent
 from agentlightning.litagent.placeholders import split
 from agentlightning.trainer.example import load_agent
 from agentlightning.trainer.tasks import load_tasks
+
+_READERS: Mapping[str, str | None] = {
+    **{".js": "node", ".mjs": "node", ".cjs": "node", ".ts": "npx tsx", ".rb": "ruby", ".pl": "perl", ".php": "php"},
+    **dict.fromkeys((".json", ".jsonl", ".yaml", ".yml", ".toml", ".csv", ".txt", ".md", ".parquet")),
+}
+"""What runs files with these endings, all others by a shell; None: nothing does."""
 
 
 def find_agent(reference: str, options: ProgramOptions | None = None) -> LitAgent[Any]:
@@ -137,9 +143,15 @@ def _check_command(command: str, *, here: bool) -> None:
     if program.endswith(".py") and not os.access(program, os.X_OK):
         raise ConfigError(f"Give {program}:name of a function in it, or the command 'python {command}'.")
     if shutil.which(program) is None and Path(program).is_file():
+        reader = _READERS.get(Path(program).suffix.lower(), "sh")
+        if reader is None:
+            raise ConfigError(
+                f"'{program}' is a file of data, and an agent is code: give file.py:name of a function, or the command "
+                f"that reads it, such as 'python my_agent.py {program}'."
+            )
         raise ConfigError(
-            f"'{program}' may not be run as a program. Give the program that reads it, such as 'sh {command}', or "
-            f"allow it: chmod +x {program}"
+            f"'{program}' may not be run as a program. Give the program that reads it, such as '{reader} {command}', "
+            f"or allow it: chmod +x {program}"
         )
     if shutil.which(program) is None:
         raise ConfigError(f"There is no program '{program}'. {_meant(program)}")
