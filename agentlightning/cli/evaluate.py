@@ -23,6 +23,7 @@ from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.store import location_of
 from agentlightning.cli.trust import code_in, require_trust
 from agentlightning.console import Console as Terminal
+from agentlightning.environments.base import agent_again
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.litagent import LitAgent
@@ -250,6 +251,8 @@ def _agent_and_tasks(
 
 def agent_of_run(run: dict[str, Any]) -> LitAgent[Any]:
     """The agent that a run's `run.json` names. Raises ConfigError where it is not known."""
+    if run.get("environment"):
+        return agent_again(run["environment"])
     if (example := _example(run)) is not None:
         return vars(load_example(example, f"{example}_agent"))[f"{example}_agent"]
     source = run.get("source")
@@ -262,6 +265,8 @@ def agent_of_run(run: dict[str, Any]) -> LitAgent[Any]:
 
 def own_agent(agent: str | None, run: Mapping[str, Any]) -> list[str]:
     """The agent that would be imported because the run names it; examples are this package's own."""
+    if agent is None and run.get("environment"):
+        return [f"the environment {run['environment'].get('spec')}"]
     if agent is not None or not run.get("source") or _example(dict(run)) is not None:
         return []
     return [f"the agent {run['source']}:{run.get('agent')}"]

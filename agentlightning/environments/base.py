@@ -75,6 +75,11 @@ class Environment(ABC):
         """Try these tasks out without a model: whether they start, run, end, and reward what they should."""
 
 
+def agent_again(known: Mapping[str, Any]) -> LitAgent[Any]:
+    """The agent of the environment that `LitAgent.environment` says."""
+    return load_environment(known["spec"], agent=known.get("agent"), **known.get("options", {})).agent
+
+
 def load_environment(spec: str, *, agent: str | None = None, **options: Any) -> Environment:
     """The environment that is called `scheme:name`.
 
@@ -100,7 +105,9 @@ def load_environment(spec: str, *, agent: str | None = None, **options: Any) -> 
     for option in options:
         if option not in taken and not others:
             raise ConfigError(f"{scheme}: has no option {option!r}. It has {', '.join(sorted(taken))}.")
-    return kind(name, **({"agent": agent} if agent is not None else {}), **options)
+    made = kind(name, **({"agent": agent} if agent is not None else {}), **options)
+    made.agent.environment = {"spec": spec, "agent": agent, "options": options}
+    return made
 
 
 def environment_class(scheme: str) -> type[Any]:

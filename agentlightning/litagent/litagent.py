@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from agentlightning.arguments import explained
@@ -27,6 +27,9 @@ class LitAgent(Generic[T]):
 
     trained_agents: str | None = None
     """A regular expression: only calls of agents whose name it finds something in are trained. None trains all."""
+
+    environment: Mapping[str, Any] | None = None
+    """Where it is an environment's: what `load_environment` was given, as `spec`, `agent` and `options`."""
 
     @explained
     def __init__(self, *, trained_agents: str | None = None) -> None:

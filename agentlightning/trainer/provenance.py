@@ -34,6 +34,7 @@ def provenance(
     keep_tasks(run_dir, train, val)
     return {
         "version": agentlightning.__version__,
+        **({"environment": known} if (known := _as_json(agent.environment)) is not None else {}),
         "commit": commit_of(Path(source).parent) if source else commit_of(Path.cwd(), changes=False),
         "python": platform.python_version(),
         "host": socket.gethostname(),
@@ -43,6 +44,14 @@ def provenance(
         "val_tasks": None if val is None else len(val),
         "val_tasks_hash": None if val is None else hash_of(val),
     }
+
+
+def _as_json(value: Any) -> Any:
+    """The value; None for one that JSON does not hold."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError):
+        return None
 
 
 def code_of(agent: LitAgent[Any]) -> str:

@@ -128,9 +128,8 @@ def conclude(
             f"give more steps: --steps {2 * resumed_at}, or steps={2 * resumed_at} in the script."
         )
         return
-    name, source = agent.origin
-    environment = name if source is None and ":" in name else None
-    console.note(closing(command_name(), result, agent_known=source is not None, environment=environment))
+    known = agent.origin[1] is not None or agent.environment is not None
+    console.note(closing(command_name(), result, agent_known=known))
     if not result.learned:
         console.warn(" ".join([NOTHING_LEARNED, *numbers_as_text(tasks)]))
 
@@ -178,11 +177,10 @@ def _context(settings: TrainingSettings, shape: ModelShape | None) -> str:
     return f"; contexts of at most {shape.max_context} tokens, which is all that the model can do{asked}"
 
 
-def closing(command: str, result: RunResult, *, agent_known: bool, environment: str | None = None) -> str:
+def closing(command: str, result: RunResult, *, agent_known: bool) -> str:
     """How the reward went, and what to type next.
 
-    `command` is how `agl` is called here; `agent_known`: the run's folder says which file its agent is in;
-    `environment`: that whose agent it was.
+    `command` is how `agl` is called here; `agent_known`: the run's folder says which file or environment has its agent.
     """
     metrics, run_dir, checkpoint = result.metrics, result.run_dir, result.checkpoint
     rewards = [m["reward"] for m in metrics if m.get("reward") is not None]
@@ -204,8 +202,7 @@ def closing(command: str, result: RunResult, *, agent_known: bool, environment: 
         lines.append(f"Stopped. {again}")
     lines += ["Next:", f"  {command} show {run_dir}     read what was said in its rollouts"]
     if checkpoint is not None:
-        who = f" --env {environment}" if environment else " --agent AGENT"
-        tasks = f"{'' if agent_known else who}{'' if validated or environment else ' --tasks FILE'}"
+        tasks = f"{'' if agent_known else ' --agent AGENT'}{'' if validated else ' --tasks FILE'}"
         tasks += " --trust" if agent_known else ""
         lines += [
             f"  {command} eval {checkpoint}{tasks}     compare it with the model it came from",

@@ -72,15 +72,18 @@ def test_what_does_not_go_together_is_said(given: list[str], words: str) -> None
 
 @pytest.mark.slow
 def test_an_environment_is_examined_trained_on_and_evaluated(tmp_path: Path) -> None:
-    env = ["--env", f"{GAMES}:Echo-v0", "--env-option", "answer_tokens=6", "--env-option", "numbers=3"]
+    env = ["--env", f"{GAMES}:Echo-v0", "--env-option", "answer_tokens=16", "--env-option", "numbers=2"]
     looked = agl("doctor", *env, "--model", "calc", "--seconds", "120")
     assert "rollouts" in looked.stdout, looked.stdout + looked.stderr
-    settings = [a for s in ("tasks_per_step=2", "group_size=4", "val_every=2") for a in ("--set", s)]
+    settings = [a for s in ("tasks_per_step=8", "group_size=8", "val_every=2") for a in ("--set", s)]
     trained = agl(
         "train", *env, "--env-option", "val_tasks=4", "--model", "calc", "--steps", "2", *settings,
         "--run-dir", str(tmp_path / "run"),
     )  # fmt: skip
     assert trained.returncode == 0, trained.stderr
-    assert f"--env {GAMES}:Echo-v0" in trained.stdout + trained.stderr
     measured = agl("eval", str(tmp_path / "run"), *env, "--limit", "4", "--json")
     assert json.loads(measured.stdout)["models"]["trained"], measured.stderr
+    refused = agl("eval", str(tmp_path / "run"), "--limit", "4", "--json")
+    assert f"the environment {GAMES}:Echo-v0" in refused.stderr
+    again = agl("eval", str(tmp_path / "run"), "--trust", "--limit", "4", "--json")
+    assert json.loads(again.stdout)["models"]["trained"], again.stderr
