@@ -62,6 +62,7 @@ def test_so_many_calls_are_from_the_record(folder: Path) -> None:
     assert [row["reward"] for row in whole["forks"]] == [whole["original"]["reward"]] * 2
 
 
+@pytest.mark.slow  # tests/gateway/test_replay.py has its parts
 def test_one_that_asks_for_the_time_leaves_it_and_says_where(folder: Path) -> None:
     which = rollout(folder, clock=True)
     done = agl(folder, "fork", "run", which, "--model", "calc", "--times", "2", "--agent", "agent.py:three")
