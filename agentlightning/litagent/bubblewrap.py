@@ -55,8 +55,8 @@ class Bubblewrap:
     """Where given, nothing is written to a disk: the working directory, `/tmp` and `/dev/shm` are in memory, and each
     holds so many bytes."""
     binds: Mapping[str, Path] = field(default_factory=dict)
-    """Folders of an attempt that are seen somewhere else, and written there: by where they are seen. They lie in the
-    working directory."""
+    """Folders of an attempt that are seen somewhere else, and written there: by where they are seen. They lie outside
+    of the working directory, in which a program could put a link in their place."""
 
     def arguments(
         self, command: Sequence[str], folder: Path, readable: Sequence[Path] = (), own: Path | None = None
@@ -124,7 +124,8 @@ async def bubblewrapped(
             inside = _inside(folder, user, str(port))
             environment |= {name: _local(environment[name]) for name in ENDPOINTS if name in environment}
         try:
-            await asyncio.to_thread(users.give_away, user, *(place for place in (own, folder, left) if place))
+            given = (own, folder, left, *sandbox.binds.values())
+            await asyncio.to_thread(users.give_away, user, *(place for place in given if place))
             seen = [*readable, *([left] if left else [])]
             made = await asyncio.to_thread(sandbox.arguments, command, folder, seen, own)
             yield Wrapped([*made, *inside, *command], environment)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import shutil
 import subprocess
 import tarfile
@@ -70,10 +69,10 @@ def five_tasks(folder: Path) -> None:
     write_task(folder / "plain")
     write_task(
         folder / "copied",
-        dockerfile="FROM localhost/agl-harbor-test\nWORKDIR /work\nCOPY given.txt data/\nENV GREETING=hello\n",
+        dockerfile="FROM localhost/agl-harbor-test\nWORKDIR /data\nCOPY given.txt data/\nENV GREETING=hello\n",
         files={"environment/given.txt": "given"},
         solution='#!/bin/sh\n[ "$(cat data/given.txt)" = given ] && printf "$GREETING" > out.txt\n',
-        test=TEST.format(file="/work/out.txt", right="hello"),
+        test=TEST.format(file="/data/out.txt", right="hello"),
     )
     write_task(
         folder / "variables",
@@ -138,6 +137,3 @@ def engine_or_skip(engine: str) -> dict[str, Any]:
     if (why := podman_runs()) is not None:
         pytest.skip(why)
     return {"engine": engine, "container_options": OPTIONS}
-
-
-AS_ROOT = os.geteuid() == 0

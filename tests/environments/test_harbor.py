@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
+import socket
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +20,7 @@ from agentlightning.environments.harbor.format import read_task
 from agentlightning.environments.harbor.trial import Verified, read_rewards, run_trial
 from agentlightning.errors import ConfigError, ExecutorError
 from agentlightning.litagent.process import Captured
-from tests.environments.harbor_tasks import FIVE, engine_or_skip, five_tasks, write_task
+from tests.environments.harbor_tasks import FIVE, TEST, engine_or_skip, five_tasks, write_task
 from tests.environments.model import answering, attempted
 
 ENGINES = ["bubblewrap", pytest.param("podman", marks=pytest.mark.slow)]
@@ -263,3 +266,105 @@ async def test_an_attempt_that_is_cancelled_leaves_nothing(engine: str, tmp_path
             subprocess.run, ["podman", "ps", "-aq", "--filter", "name=agl-harbor"], capture_output=True, check=True
         )
         assert listed.stdout == b""
+
+
+# ---- tasks and agents that mean harm ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_links_that_an_agent_leaves_lead_nowhere_on_this_machine(engine: str, tmp_path: Path) -> None:
+    """What the next step and the verifier bring is copied to where links stand."""
+    victim = tmp_path / "victim"
+    (victim / "sub").mkdir(parents=True)
+    (victim / "file").write_text("mine")
+    task = write_task(
+        tmp_path / "task",
+        top='artifacts = ["/app/taken"]',
+        more='[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n',
+        files={
+            "steps/one/instruction.md": "One.",
+            "steps/two/instruction.md": "Two.",
+            "steps/two/workdir/file": "theirs",
+            "steps/two/workdir/sub/other": "theirs",
+        },
+        test="#!/bin/sh\nprintf theirs > /logs/verifier/note; echo 1 > /logs/verifier/reward.txt\n",
+    )
+    harm = f"ln -sf {victim}/file file; ln -sfn {victim}/sub sub; ln -s {victim} /tests/deep; "
+    harm += f"ln -sf {victim}/file /tests/test.sh; ln -sf {victim}/file /logs/verifier/note; "
+    harm += "for d in /tmp/agl-harbor-*; do rm -rf $d/* 2>/dev/null; done; true"
+    if engine == "podman":  # it copies no folder to where a link stands
+        with pytest.raises(ExecutorError, match="copy files into a container"):
+            done(task, engine, harm)
+        assert done(task, engine, harm.replace("ln -sfn", "echo")).rewards == {"reward": 1.0}
+    else:
+        assert done(task, engine, harm).rewards == {"reward": 1.0}
+    assert (victim / "file").read_text() == "mine"
+    assert not list((victim / "sub").iterdir())
+    assert sorted(path.name for path in victim.iterdir()) == ["file", "sub"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_variables_of_a_task_reach_no_program_outside_of_its_box(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = engine_or_skip(engine)
+    program = "bwrap" if engine == "bubblewrap" else engine
+    real, seen = shutil.which(program), tmp_path / "seen"
+    (tmp_path / "bin").mkdir()
+    wrapper = tmp_path / "bin" / program
+    wrapper.write_text(f'#!/bin/sh\nenv >> {seen}\nexec {real} "$@"\n')
+    wrapper.chmod(0o755)
+    task = write_task(
+        tmp_path / "task",
+        more='[environment]\nenv = { LD_AUDIT = "a.so", DOCKER_HOST = "tcp://x", WORD = "hello" }\n'
+        '[solution]\nenv = { BASH_ENV = "b.sh" }\n[verifier]\nenv = { PYTHONSTARTUP = "c.py" }\n',
+        solution='#!/bin/sh\n[ "$DOCKER_HOST$BASH_ENV" = tcp://xb.sh ] && printf "$WORD" > out.txt\n',
+        test=TEST.format(file="/app/out.txt", right="hello"),
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    env = HarborEnvironment(str(task), **options)
+    worker = env.worker_of("oracle", read_task(task))
+    assert asyncio.run(run_trial(read_task(task), worker, env.settings)).rewards == {"reward": 1.0}
+    names = {line.partition("=")[0] for line in seen.read_text().splitlines()}
+    assert "PATH" in names
+    assert not names & {"LD_AUDIT", "DOCKER_HOST", "WORD", "BASH_ENV", "PYTHONSTARTUP"}
+
+
+def test_a_tasks_own_endpoint_opens_no_way_to_this_machine(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        task = write_task(
+            tmp_path / "task", more=f'[environment]\nenv = {{ OPENAI_BASE_URL = "http://127.0.0.1:{port}/v1" }}\n'
+        )
+        script = f"printf hello > out.txt; bash -c 'exec 3<>/dev/tcp/127.0.0.1/{port}' && rm out.txt"
+        assert done(task, "bubblewrap", script).rewards == {"reward": 1.0}
+
+
+HARM = {
+    "COPY of what lies above": ({"dockerfile": "FROM x\nCOPY ../../secret .\n"}, "does not lie beside it"),
+    "COPY of a link": ({"dockerfile": "FROM x\nCOPY link .\n"}, "does not lie beside it"),
+    "a working directory of the system": ({"more": '[environment]\nworkdir = "/etc"\n'}, "cannot be /etc"),
+    "a name that is none": ({"more": '[verifier]\nenv = { "A=$(id)" = "x" }\n'}, "no name of an environment"),
+}
+
+
+@pytest.mark.parametrize("kind", HARM)
+def test_what_would_reach_this_machine_is_refused(kind: str, tmp_path: Path) -> None:
+    given, words = HARM[kind]
+    (tmp_path / "secret").write_text("secret")
+    task = write_task(tmp_path / "task", **given)
+    (task / "environment" / "link").symlink_to(tmp_path / "secret")
+    assert words in tried(tmp_path, "bubblewrap")["task", "nothing"]
+
+
+def test_a_task_is_no_way_to_read_or_to_start_something(tmp_path: Path) -> None:
+    options = engine_or_skip("bubblewrap")
+    (tmp_path / "secret").write_text("secret")
+    task = write_task(tmp_path / "tasks" / "task", more='[environment]\ndocker_image = "--privileged"\n')
+    with pytest.raises(ConfigError, match=r"environment\.docker_image"):
+        agl.load_environment(f"harbor:{task}", **options).tasks()
+    task = write_task(tmp_path / "tasks" / "task")
+    (task / "instruction.md").unlink()
+    (task / "instruction.md").symlink_to(tmp_path / "secret")
+    with pytest.raises(ConfigError, match="a link to another place"):
+        agl.load_environment(f"harbor:{task}", **options).tasks()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import os
 import re
 import shlex
 import shutil
 import sys
+import tarfile
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -29,6 +31,7 @@ PLACES = ("/logs/agent", "/logs/verifier", "/logs/artifacts", "/tests", "/soluti
 """Folders that every box has besides its working directory."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ENGINES = ("podman", "docker")
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _LONGEST_SECONDS = 86_400
 """After so long a container ends by itself: one that a killed run left behind does not stay."""
 
@@ -235,16 +238,16 @@ class _ContainerBox(Box):
         user: str | int | None = None,
         captured: Captured | None = None,
     ) -> Finished:
-        given = {**self._environment, **(environment or {})}
-        names = [argument for name in given for argument in ("--env", name)]
+        hidden, inside = exported({**self._environment, **(environment or {})}, command)
+        names = [argument for name in hidden for argument in ("--env", name)]
         who = [] if user is None else ["--user", str(user)]
         where = ["--workdir", self.workdir] if self.workdir else []
         mark = f"agl-{random_hex(8)}"
         # What it leaves running holds no file open that we wait for, and is ended with the container.
-        call = [self._engine, "exec", *where, *who, *names, "--env", f"{MARK}={mark}", self._name, *command]
+        call = [self._engine, "exec", *where, *who, *names, "--env", f"{MARK}={mark}", self._name, *inside]
         try:
             return await run_command(
-                call, folder=Path("/"), environment={**_client(), **given}, limits=Limits(), captured=captured
+                call, folder=Path("/"), environment={**_client(), **hidden}, limits=Limits(), captured=captured
             )
         except BaseException:  # the client is gone, and what it had started is not
             await asyncio.shield(self._end(mark))
@@ -287,15 +290,14 @@ async def _sandbox(request: BoxRequest) -> AsyncIterator[Box]:
     recipe = _read_recipe(request.build)
     folder = await asyncio.to_thread(_temporary_folder)
     try:
-        workdir = section.workdir or recipe.workdir
-        places = {place: folder / place.strip("/").replace("/", "-") for place in (workdir, *PLACES)}
-        for own in places.values():
+        workdir = _free(section.workdir or recipe.workdir)
+        places = {place: folder / str(number) for number, place in enumerate((workdir, *PLACES))}
+        for own in (folder / "work", *places.values()):
             own.mkdir()
         box = _SandboxBox(folder, places, {**recipe.environment, **request.environment}, request)
         box.workdir = workdir
         for source, place in recipe.copies:
-            into = place + Path(source).name if place.endswith("/") and (request.build / source).is_file() else place
-            await asyncio.to_thread(_copy_into, request.build / source, box.inside(into))
+            await box.copy_in(_below(request.build, source), place)
         yield box
     finally:
         await asyncio.shield(asyncio.to_thread(remove_tree, folder))
@@ -306,6 +308,8 @@ def _temporary_folder() -> Path:
 
 
 class _SandboxBox(Box):
+    """Files go in and out by programs in the sandbox: what a link leads to is then the sandbox's, and never ours."""
+
     workdir = "/"
 
     def __init__(
@@ -324,38 +328,87 @@ class _SandboxBox(Box):
     ) -> Finished:
         if user not in (None, 0, "0", "root"):
             raise ConfigError(f"In bubblewrap nobody is the user {user!r}: give a container engine for this task.")
-        given = {"PATH": os.environ.get("PATH", _PATH), **self._environment, **(environment or {})}
-        if self._endpoint is not None:
-            given.setdefault("OPENAI_BASE_URL", self._endpoint)
+        given = {**self._environment, **endpoint_inside(environment or {})}
+        return await self._run(command, given, captured=captured)
+
+    async def _run(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        captured: Captured | None = None,
+        stdin: bytes = b"",
+        binds: Mapping[str, Path] | None = None,
+    ) -> Finished:
+        hidden, inside = exported(environment, command)
+        known = {"PATH": os.environ.get("PATH", _PATH), **hidden}
+        if self._endpoint is not None:  # never the task's: it is what is reached from the sandbox
+            known["OPENAI_BASE_URL"] = self._endpoint
         seen = sorted(view.of_command([*self._uses])) if self._uses else []
-        sandbox = Bubblewrap(binds=self._places)
-        inside = ["sh", "-c", 'cd "$0" && exec "$@"', self.workdir, *command]
-        async with bubblewrapped(sandbox, inside, self._folder, given, seen) as wrapped:
+        sandbox = Bubblewrap(binds={**self._places, **(binds or {})})
+        there = ["sh", "-c", 'cd "$0" && exec "$@"', self.workdir, *inside]
+        async with bubblewrapped(sandbox, there, self._folder / "work", known, seen) as wrapped:
             kept = {**wrapped.environment, "HOME": "/logs/agent"}
             return await run_command(
-                wrapped.command, folder=self._folder, environment=kept, limits=Limits(), captured=captured
+                wrapped.command, folder=Path("/"), environment=kept, limits=Limits(), captured=captured, stdin=stdin
             )
 
     async def put(self, folder: Path, place: str) -> None:
-        await asyncio.to_thread(_copy_into, folder, self.inside(place))
+        await self._unpack(await asyncio.to_thread(_packed, folder), place)
+
+    async def copy_in(self, source: Path, place: str) -> None:
+        """Copy a file to a place, or into it where that ends in a slash; or what is in a folder."""
+        if await asyncio.to_thread(source.is_dir):
+            await self.put(source, place)
+            return
+        into, name = (place, source.name) if place.endswith("/") else place.rpartition("/")[::2]
+        await self._unpack(await asyncio.to_thread(_packed, source, name), into or "/")
+
+    async def _unpack(self, packed: bytes, place: str) -> None:
+        script = 'mkdir -p "$0" && exec tar -xf - -C "$0" --no-same-owner'
+        done = await self._run(["sh", "-c", script, place], {}, stdin=packed)
+        if done.exit_code != 0:
+            raise ExecutorError(f"Files cannot be put into {place} of a sandbox: {_last(done.stderr)}")
 
     async def fetch(self, place: str, to: Path) -> bool:
-        found = self.inside(place)
-        if found.is_symlink() or not found.exists():
-            return False
-        if found.is_dir():
-            await asyncio.to_thread(shutil.copytree, found, to, symlinks=True)
-        elif found.is_file():
-            await asyncio.to_thread(shutil.copyfile, found, to, follow_symlinks=False)
-        return True
+        out = self._folder / f"out-{random_hex(4)}"
+        out.mkdir()
+        try:
+            done = await self._run(["cp", "-RP", "--", place, "/fetched/it"], {}, binds={"/fetched": out})
+            found = out / "it"
+            if done.exit_code != 0 or found.is_symlink() or not found.exists():
+                return False
+            await asyncio.to_thread(shutil.move, found, to)
+            return True
+        finally:
+            await asyncio.to_thread(remove_tree, out)
 
-    def inside(self, place: str) -> Path:
-        """Where a place of the box is on this machine. Raises ConfigError for one that cannot be written."""
-        path = PurePosixPath(self.workdir) / place
-        for seen, own in sorted(self._places.items(), key=lambda pair: -len(pair[0])):
-            if path.is_relative_to(seen) and ".." not in path.parts:
-                return own / path.relative_to(seen)
-        raise ConfigError(f"In bubblewrap {place} is this machine's own: give a container engine for this task.")
+
+_SYSTEM = {"bin", "boot", "dev", "etc", "lib", "lib64", "proc", "run", "sbin", "sys", "tmp", "usr", "fetched", ""}
+
+
+def _free(workdir: str) -> str:
+    """A working directory that hides nothing of the system. Raises ConfigError for another one."""
+    path = PurePosixPath(workdir)
+    if not path.is_absolute() or ".." in path.parts or path.parts[1:2] == () or path.parts[1] in _SYSTEM:
+        raise ConfigError(f"In bubblewrap the working directory cannot be {workdir}: give a container engine.")
+    return str(path)
+
+
+def _below(build: Path, source: str) -> Path:
+    """What COPY names. Raises ConfigError for what does not lie beside the Dockerfile."""
+    found = (build / source).resolve()
+    if not found.is_relative_to(build.resolve()):
+        raise ConfigError(f"{build / 'Dockerfile'}: COPY {source}: that does not lie beside it.")
+    return found
+
+
+def _packed(source: Path, name: str = ".") -> bytes:
+    """A file, or what is in a folder, as a tar archive in which links stay links."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        archive.add(source, arcname=name)
+    return packed.getvalue()
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,14 +450,20 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
         yield word.upper(), rest.strip()
 
 
-def _copy_into(source: Path, place: Path) -> None:
-    """Copy a file, or what is in a folder."""
-    if source.is_dir():
-        shutil.copytree(source, place, symlinks=True, dirs_exist_ok=True)
-    else:
-        to = place / source.name if place.is_dir() else place
-        to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source, to)
+def exported(variables: Mapping[str, str], command: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The variables under names that mean nothing here, and the command that gives them theirs in the box.
+
+    Their names are a task's: LD_PRELOAD or DOCKER_HOST would be for the program on this machine that opens the box.
+    Raises ConfigError for what is no name.
+    """
+    for name in variables:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{name!r} is no name of an environment variable.")
+    hidden = {f"AGL_VARIABLE_{number}": value for number, value in enumerate(variables.values())}
+    if not hidden:
+        return {}, [*command]
+    sets = "; ".join(f'export {name}="${own}"; unset {own}' for name, own in zip(variables, hidden, strict=True))
+    return hidden, ["sh", "-c", f'{sets}; exec "$@"', "sh", *command]
 
 
 _UNLIMITED = Limits(file_bytes=None)

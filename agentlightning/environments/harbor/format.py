@@ -72,7 +72,7 @@ class EnvironmentSection(_Networked):
     """`[environment]`: the box that the task is done in."""
 
     build_timeout_sec: Seconds = 600.0
-    docker_image: str | None = None
+    docker_image: Annotated[str | None, Field(pattern=r"^[a-zA-Z0-9]")] = None
     os: Annotated[str, AfterValidator(lambda value: _only(value, "linux"))] = "linux"
     cpus: Annotated[float | None, Field(gt=0)] = None
     memory_mb: Megabytes = Field(default=None, validation_alias=AliasChoices("memory_mb", "memory"))
@@ -277,6 +277,8 @@ def _with_script(folder: Path, tests: tuple[Path, ...]) -> tuple[Path, ...]:
 
 
 def _text(path: Path) -> str:
+    if not path.resolve().is_relative_to(path.parent.resolve()):
+        raise ConfigError(f"{path} is a link to another place, which is not read for a task.")
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:

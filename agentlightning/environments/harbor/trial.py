@@ -189,7 +189,7 @@ async def _verify(
     task: HarborTask, stage: Stage, box: Box, settings: TrialSettings, record: Record
 ) -> dict[str, float]:
     verifier = stage.verifier
-    await box.shell("rm -rf /logs/verifier/* /tests/* 2>/dev/null; true", user=0)
+    await box.shell("find /logs/verifier /tests -mindepth 1 -delete; true", user=0)
     for folder in stage.tests:
         await box.put(folder, "/tests")
     await box.shell("chmod +x /tests/test.sh; chmod 777 /logs/verifier; true", user=0)
