@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -249,9 +249,3 @@ def _totals(steps: Sequence[Step], own: int) -> dict[str, Any]:
         "total_completion_tokens": sum(one["completion_tokens"] for one in metrics),
         "total_steps": own,
     }
-
-
-def sampled_ids(trajectory: Mapping[str, Any]) -> Iterator[list[int]]:
-    """The sampled tokens of each step of a trajectory and of those embedded in it."""
-    for one in (trajectory, *trajectory.get("subagent_trajectories", ())):
-        yield from (step["metrics"]["completion_token_ids"] for step in one["steps"] if "metrics" in step)

@@ -21,6 +21,7 @@ from agentlightning.cli.opened import described, opened_run
 from agentlightning.cli.trust import require_trust
 from agentlightning.console import terminal
 from agentlightning.errors import ConfigError
+from agentlightning.gateway.replay import REPLAYED
 from agentlightning.installation import command_name
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import SilentConsole
@@ -28,9 +29,6 @@ from agentlightning.trainer import Trainer
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import RecordedAttempt, RolloutMode, Span, recording_of
 from agentlightning.types.names import CALL_ID
-
-_REPLAYED = "replayed_from"
-"""Among a call's settings: the recorded call that it was answered from."""
 
 
 class _Original(NamedTuple):
@@ -132,7 +130,7 @@ def _row(episode: Episode) -> dict[str, Any]:
     calls = episode.calls
     causes = [call.info.divergence.cause for call in calls if call.info.divergence is not None]
     left = [cause for cause in causes if cause.startswith("replay: ")]
-    replayed = sum(_REPLAYED in call.info.used for call in calls)
+    replayed = sum(REPLAYED in call.info.used for call in calls)
     return {
         "rollout": episode.rollout.rollout_id,
         "replayed": replayed,

@@ -23,8 +23,8 @@ from agentlightning.environments.base import Environment, Probe
 from agentlightning.errors import AgentError, ConfigError, ExecutorError
 from agentlightning.litagent import LitAgent
 from agentlightning.litagent.process import Captured, Limits, run_command
-from agentlightning.litagent.program import base_environment, endpoint_variables
-from agentlightning.types import LLM, AttemptedRollout, NamedResources
+from agentlightning.litagent.program import base_environment, endpoint_variables, first_llm
+from agentlightning.types import AttemptedRollout, NamedResources
 from agentlightning.types.reward import checked_reward
 
 _LIST_SECONDS = 300.0
@@ -107,7 +107,7 @@ class _Worker(LitAgent[Any]):
             raise ConfigError(f"A task of {self._environment.scheme}: has an id, and not {json.dumps(task)[:200]}.")
 
     async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> None:
-        llm = next((one for one in resources.values() if isinstance(one, LLM)), None)
+        llm = first_llm(resources)
         if llm is None:
             raise AgentError("The rollout's resources have no model.")
         captured, ended = Captured.empty(), None

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from agentlightning.emitter import emit_annotation
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.litagent import LitAgent
-from agentlightning.types import LLM, AttemptedRollout, NamedResources
+from agentlightning.litagent.program import first_llm
+from agentlightning.types import AttemptedRollout, NamedResources
 
 _TRIES = 3
 """Answers in a row without an action, after which an episode ends."""
@@ -85,7 +86,7 @@ class Player(LitAgent[Any]):
             raise ConfigError(f'A task of {self._name} is {{"seed": number}}, and not {task!r}.')
 
     async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> float:
-        llm = next((one for one in resources.values() if isinstance(one, LLM)), None)
+        llm = first_llm(resources)
         if llm is None:
             raise AgentError("The rollout's resources have no model to play with.")
         from openai import AsyncOpenAI

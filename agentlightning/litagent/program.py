@@ -176,7 +176,7 @@ class Program(LitAgent[Any]):
             notes = folder / ".agl"  # beside the program's own files, out of their way
             notes.mkdir()
             self.check_task(task)
-            command, llm = placeholders.fill(self.command, task), _llm(resources)
+            command, llm = placeholders.fill(self.command, task), first_llm(resources)
             environment = {**self._inherited(), **endpoint_variables(llm)}
             if self._known is not None:
                 command = self._prepare(self._known, llm, notes / "home", environment, task)
@@ -414,7 +414,7 @@ def base_environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k in INHERITED or k.startswith("LC_")}
 
 
-def _llm(resources: NamedResources) -> LLM | None:
+def first_llm(resources: NamedResources) -> LLM | None:
     """The first LLM of the resources."""
     return next((r for r in resources.values() if isinstance(r, LLM)), None)
 

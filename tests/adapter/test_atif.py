@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentlightning.adapter.atif import sampled_ids, trajectory_of
+from agentlightning.adapter.atif import trajectory_of
 from agentlightning.gateway import Gateway
 from agentlightning.store import InMemoryLightningStore
 from tests.environments.test_against_harbor import harbor  # noqa: F401 (a fixture)
@@ -66,6 +66,12 @@ def check(trajectory: Mapping[str, Any]) -> None:
                 assert reference["trajectory_id"] in named
     for one in trajectory.get("subagent_trajectories", ()):
         check(one)
+
+
+def sampled_ids(trajectory: Mapping[str, Any]) -> Iterator[list[int]]:
+    """The sampled tokens of each step of a trajectory and of those embedded in it."""
+    for one in (trajectory, *trajectory.get("subagent_trajectories", ())):
+        yield from (step["metrics"]["completion_token_ids"] for step in one["steps"] if "metrics" in step)
 
 
 @pytest.fixture

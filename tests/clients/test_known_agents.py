@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import agentlightning as agl
-from agentlightning.adapter.atif import sampled_ids, trajectory_of
+from agentlightning.adapter.atif import trajectory_of
 from agentlightning.gateway import Gateway
 from agentlightning.litagent.known_agents import KNOWN_AGENTS, KnownAgent
 from agentlightning.rendering import RenderersRendering
@@ -18,6 +18,7 @@ from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Outcome, RolloutMode
 from tests.adapter.test_atif import check as check_atif
+from tests.adapter.test_atif import sampled_ids
 from tests.clients.stand_ins import DELEGATES, delegating, writing
 from tests.environments.harbor_tasks import engine_or_skip, write_task
 from tests.gateway.conftest import rendering  # noqa: F401 (a fixture)

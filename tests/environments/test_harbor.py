@@ -340,7 +340,7 @@ def test_a_tasks_own_endpoint_opens_no_way_to_this_machine(tmp_path: Path) -> No
         assert done(task, "bubblewrap", script).rewards == {"reward": 1.0}
 
 
-HARM = {
+HARM: dict[str, tuple[dict[str, Any], str]] = {
     "COPY of what lies above": ({"dockerfile": "FROM x\nCOPY ../../secret .\n"}, "does not lie beside it"),
     "COPY of a link": ({"dockerfile": "FROM x\nCOPY link .\n"}, "does not lie beside it"),
     "a working directory of the system": ({"more": '[environment]\nworkdir = "/etc"\n'}, "cannot be /etc"),

@@ -27,7 +27,7 @@ from agentlightning.errors import AgentError, ConfigError, ExecutorError
 from agentlightning.litagent import LitAgent, placeholders
 from agentlightning.litagent.known_agents import KNOWN_AGENTS, with_llm
 from agentlightning.litagent.process import Captured
-from agentlightning.litagent.program import endpoint_variables
+from agentlightning.litagent.program import endpoint_variables, first_llm
 from agentlightning.types import LLM, AttemptedRollout, NamedResources
 
 _INSTALL_SECONDS = 360.0
@@ -160,7 +160,7 @@ class _HarborAgent(LitAgent[Any]):
     async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> float | None:
         self.check_task(task)
         read = read_task(Path(task["path"]))
-        llm = next((one for one in resources.values() if isinstance(one, LLM)), None)
+        llm = first_llm(resources)
         if self._name in ("oracle", "nop"):
             worker = self._environment.worker_of(self._name, read)
         elif llm is None:
