@@ -12,15 +12,15 @@ import random
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from agentlightning.environments.base import Environment, Probe
 from agentlightning.environments.playing import ActionResult, PlayedEpisode, Player, last_number, seeds_of
-from agentlightning.errors import AgentError, ConfigError, missing_extra
+from agentlightning.errors import AgentError, ConfigError, ExecutorError, missing_extra
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -150,16 +150,27 @@ class _GymEpisode(PlayedEpisode):
         self.instructions = environment.instructions
 
     async def begin(self) -> str:
-        observation, _ = await asyncio.to_thread(self._made.reset, seed=self._seed)
-        return self._environment.shown(self._made, observation)
+        with _failures():
+            observation, _ = await asyncio.to_thread(self._made.reset, seed=self._seed)
+            return self._environment.shown(self._made, observation)
 
     async def act(self, answer: str) -> ActionResult:
         action = self._environment.action(answer)
         if action is None:
             return ActionResult(f"That names no action. {self._environment.asked}", 0.0, over=False, taken=False)
-        observation, reward, terminated, truncated, _ = await asyncio.to_thread(self._made.step, action)
-        over = bool(terminated or truncated)
+        with _failures():
+            observation, reward, terminated, truncated, _ = await asyncio.to_thread(self._made.step, action)
+            over = bool(terminated or truncated)
         return ActionResult("" if over else self._environment.shown(self._made, observation), float(reward), over)
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """What fails in an environment is no fault of whoever plays it."""
+    try:
+        yield
+    except Exception as error:  # somebody's code, which may raise anything
+        raise ExecutorError(f"The environment failed: {type(error).__name__}: {error}") from error
 
 
 class _Actions:

@@ -34,6 +34,7 @@ class AttemptReplay:
             prompt = [*before[: call.prompt_keep], *call.prompt_ids]
             self._left.append((call, np.asarray(prompt, np.int32)))
             before = [*prompt, *call.response_ids]
+        self._all = [*self._left]
         self.replayed = 0
         """Calls that were answered from it."""
         self._unsaid: Divergence | None = None
@@ -57,6 +58,12 @@ class AttemptReplay:
         _, nearest = max(self._left, key=lambda one: _shared(one[1], prompt_ids))
         at = _shared(nearest, prompt_ids)
         return self._diverge(at, len(nearest) - at, f"the prompt differs from the recorded one at token {at}")
+
+    def give_back(self, call: RecordedCall) -> None:
+        """A recorded answer did not reach its client whole, which may ask again."""
+        self.replayed -= 1
+        prompt = next(ids for one, ids in self._all if one is call)
+        self._left.insert(0, (call, prompt))
 
     def resume(self, used: Mapping[str, Any]) -> None:
         """A call with these settings was answered by an earlier gateway: from the recording, or by sampling, after

@@ -11,7 +11,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.environments.gym import GymEnvironment
-from agentlightning.errors import AgentError, ConfigError
+from agentlightning.errors import AgentError, ConfigError, ExecutorError
 from tests.environments.model import Answer, answering, attempted
 
 GAMES = "gym:tests.environments.games"
@@ -91,7 +91,7 @@ def test_an_answer_without_an_action_is_told_so_and_the_third_ends_it() -> None:
 
 
 def test_one_that_breaks_fails_its_attempt() -> None:
-    with pytest.raises(RuntimeError, match="it broke"):
+    with pytest.raises(ExecutorError, match="it broke"):
         played(agl.load_environment(f"{GAMES}:Endless-v0", breaks_at=2), lambda _: "1")
 
 

@@ -14,6 +14,7 @@ import pytest
 from agentlightning.cli.fork import tool_calls_of
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.replay import REPLAYED
+from agentlightning.gateway.sampling import sampler
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Call, RecordedAttempt, RolloutMode, recording_of
 from tests.gateway.conftest import CALC, Site, calculator
@@ -270,3 +271,32 @@ async def test_a_gateway_that_is_started_anew_goes_on(rendering: Any) -> None:
     assert [REPLAYED in call.info.used for call in found] == [True, True, False]
     assert not [call.info.divergence for call in found if call.info.divergence]
     await store.close()
+
+
+async def test_an_answer_that_did_not_reach_its_client_is_given_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = await by_chat(site, "What is 2 + 3?")
+    calls = await site.close()
+    forked = await fork(site, await recorded(site, calls, 3))
+    real, hung = sampler.recorded_chunks, asyncio.Event()
+
+    async def hangs(call: Any) -> Any:
+        hung.set()
+        await asyncio.sleep(60)
+        async for chunk in real(call):
+            yield chunk
+
+    monkeypatch.setattr(sampler, "recorded_chunks", hangs)
+    asking = asyncio.create_task(by_chat(forked, "What is 2 + 3?"))
+    await hung.wait()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    monkeypatch.setattr(sampler, "recorded_chunks", real)
+    for _ in range(500):  # until the gateway has noticed
+        if not forked.gateway.open_calls(forked.rollout_id, forked.attempt_id):
+            break
+        await asyncio.sleep(0.01)
+    before = len(site.engine.params)
+    assert await by_chat(forked, "What is 2 + 3?") == told
+    assert len(site.engine.params) == before

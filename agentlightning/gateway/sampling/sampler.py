@@ -301,6 +301,8 @@ class Sampler:
     def _record_failure(self, asked: PlannedRequest, index: int, chunks: list[Chunk], error: str) -> None:
         """A call that did not end well is data too: with the tokens it had, or with none."""
         info = self._info_of(asked, index, "abort", error)
+        if asked.arrival.live.replay is not None and index in asked.replayed:
+            asked.arrival.live.replay.give_back(asked.replayed[index])
         empty = np.empty(0, np.int32), np.empty(0, np.float32)
         none = Chunk(ids=empty[0], logprobs=empty[1], plain_logprobs=empty[1], version=self._info.version)
         whole = concat(chunks) if chunks else none
