@@ -202,6 +202,9 @@ ELSEWHERE = {
         "agl train --env inspect:my_tasks.py@my_task --env-option python=./inspect-env/bin/python --model ./my-model": (
             _ENVIRONMENTS
         ),
+        "agl train --env verifiers:my-taskset --env-option python=./verifiers-env/bin/python --model ./my-model": (
+            _ENVIRONMENTS
+        ),
         "uvicorn my_env:app --port 8000": "tests/environments/test_openenv.py",
         "agl train --env openenv:http://127.0.0.1:8000 --model ./my-model --concurrency 8": _ENVIRONMENTS,
         "agl export runs/my-run --atif trajectories": "tests/cli/test_export.py",

@@ -20,6 +20,7 @@ SCHEMES: Mapping[str, str] = MappingProxyType(
         "harbor": "agentlightning.environments.harbor:HarborEnvironment",
         "inspect": "agentlightning.environments.inspect:InspectEnvironment",
         "openenv": "agentlightning.environments.openenv:OpenEnvEnvironment",
+        "verifiers": "agentlightning.environments.verifiers:VerifiersEnvironment",
     }
 )
 """Where the environment of a scheme is: "module:class". The class is called with what stands behind the colon, with

@@ -30,6 +30,11 @@ from agentlightning.types.reward import checked_reward
 _LIST_SECONDS = 300.0
 
 
+def _module_path() -> str:
+    """Where a worker finds modules: the folder that we were started in, and what PYTHONPATH names."""
+    return os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
+
+
 class ForeignEnvironment(Environment):
     """Tasks and rewards of a worker."""
 
@@ -71,7 +76,12 @@ class ForeignEnvironment(Environment):
     def _read(self) -> list[Any]:
         try:
             done = subprocess.run(
-                self.command("list"), capture_output=True, text=True, timeout=_LIST_SECONDS, check=False
+                self.command("list"),
+                capture_output=True,
+                text=True,
+                timeout=_LIST_SECONDS,
+                check=False,
+                env={**os.environ, "PYTHONPATH": _module_path()},
             )
         except OSError as error:
             raise ConfigError(f"{self.scheme}: {self._python} cannot be run (python=…): {error}") from None
@@ -116,7 +126,7 @@ class _Worker(LitAgent[Any]):
                 done = await run_command(
                     self._environment.command("run"),
                     folder=Path(folder),
-                    environment={**base_environment(), **endpoint_variables(llm), "PYTHONPATH": os.getcwd()},
+                    environment={**base_environment(), **endpoint_variables(llm), "PYTHONPATH": _module_path()},
                     stdin=json.dumps(task).encode(),
                     limits=Limits(),
                     captured=captured,

@@ -12,6 +12,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.environments.foreign import ForeignEnvironment
 from agentlightning.environments.inspect import InspectEnvironment
+from agentlightning.environments.verifiers import VerifiersEnvironment
 from agentlightning.errors import AgentError, ConfigError, ExecutorError
 from tests.environments.interpreters import interpreter
 from tests.environments.model import Answer, answering, attempted
@@ -174,3 +175,109 @@ async def test_with_inspect_itself(inspect_python: str, tmp_path: Path, monkeypa
     for name, words in ((f"{place}@nothing", "no task nothing"), (place, "name one"), (f"{place}x@sums", "no file")):
         with pytest.raises(ConfigError, match=words):
             agl.load_environment(f"inspect:{name}", python=inspect_python).tasks()
+
+
+SUMS = """\
+import asyncio, json, urllib.request
+import verifiers.v1 as vf
+from verifiers.v1.runtimes import ProgramResult
+
+class SumData(vf.TaskData):
+    answer: str = ""
+
+class SumTask(vf.Task[SumData]):
+    @vf.reward(weight=2.0)
+    async def right(self, trace) -> float:
+        if self.data.idx == 3:
+            raise RuntimeError("the reward broke")
+        return float(self.data.answer in trace.last_reply)
+
+    @vf.reward(weight=0.5)
+    async def short(self, trace) -> float:
+        return float(len(trace.last_reply) < 10)
+
+    @vf.metric
+    async def length(self, trace) -> float:
+        return float(len(trace.last_reply))
+
+class SumsConfig(vf.TasksetConfig):
+    first: int = 1
+
+class Sums(vf.Taskset[SumTask, SumsConfig]):
+    def load(self):
+        for n in range(self.config.first, self.config.first + 5):
+            yield SumTask(SumData(prompt=f"What is {n} + {n}?", answer=str(2 * n), name=f"sum-{n}"), self.config.task)
+
+class Asking(vf.Harness[vf.HarnessConfig]):
+    NEEDS_CONTAINER = False
+    EXECUTES_CODE = False
+
+    async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data, **_):
+        if data.idx == 4:
+            raise RuntimeError("the agent broke")
+        body = {"model": ctx.model, "messages": [{"role": "user", "content": data.prompt}]}
+        headers = {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"}
+        call = urllib.request.Request(endpoint + "/chat/completions", json.dumps(body).encode(), headers)
+        await asyncio.to_thread(lambda: urllib.request.urlopen(call).read())
+        return ProgramResult(exit_code=0, stdout="", stderr="")
+
+__all__ = ["Sums", "Asking"]
+"""
+ENDLESS = (
+    SUMS.replace("class Sums(", "class Endless(")
+    .replace('"Sums"', '"Endless"')
+    .replace("    def load", "    INFINITE = True\n\n    def load")
+)
+PAIRED = (
+    SUMS.replace('"Asking"]', '"Asking", "Paired"]')
+    + """
+class PairedConfig(vf.EnvConfig):
+    solver: vf.AgentConfig = vf.AgentConfig()
+    judge: vf.AgentConfig = vf.AgentConfig()
+
+class Paired(vf.Env[PairedConfig]):
+    async def run(self, task, agents):
+        await agents.solver.run(task)
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def verifiers_python() -> str:
+    """An interpreter with verifiers: VERIFIERS_PYTHON, or one that is made."""
+    return interpreter("VERIFIERS_PYTHON", ("verifiers==0.4.0",), (sys.executable,))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_with_verifiers_itself(verifiers_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {"sums": SUMS, "endless": ENDLESS, "paired": PAIRED}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    env = VerifiersEnvironment("sums", python=verifiers_python, val_tasks=1, tasks=4, arguments={"first": 2})
+    assert [task["name"] for task in (*env.tasks(), *env.val_tasks())] == ["sum-2", "sum-3", "sum-4", "sum-5"]
+    env = VerifiersEnvironment("sums", python=verifiers_python)
+    right = {"reward": 2.0, "right": 1.0, "short": 0.0, "length": 17.0}
+    assert await earned(env, {"id": 0}, doubled, monkeypatch) == (right, "reward")
+    wrong = {"reward": 0.5, "right": 0.0, "short": 1.0, "length": 8.0}
+    assert await earned(env, {"id": 1}, doubled, monkeypatch) == (wrong, "reward")
+    for task, words in ((3, "the reward broke"), (4, "the agent broke"), (9, "no task 9")):
+        with pytest.raises(ExecutorError, match=words):
+            await earned(env, {"id": task}, doubled, monkeypatch)
+    endless = agl.load_environment("verifiers:endless", python=verifiers_python, tasks=3)
+    assert len(endless.tasks()) == 3
+    refused: dict[str, tuple[dict[str, Any], str]] = {
+        "endless": ({}, "tasks=100"),
+        "paired": ({}, "solver, judge"),
+        "no-such-taskset": ({}, "no_such_taskset"),
+        "sums": ({"arguments": {"unknown": 1}}, "unknown"),
+    }
+    for name, (options, words) in refused.items():
+        with pytest.raises(ConfigError, match=words):
+            VerifiersEnvironment(name, python=verifiers_python, **options).tasks()
+
+
+@pytest.mark.parametrize("option", ["tasks", "max_turns"])
+def test_a_number_that_is_none_is_refused_by_its_name(option: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option} is 0"):
+        agl.load_environment("verifiers:sums", agent=None, **{option: 0})
