@@ -46,6 +46,8 @@ TYPED = {
         "agl export runs/grpo-20250101-120000 --to my-model --merged",
         "agl export runs/grpo-20250101-120000 --to my-gguf --gguf",
         "agl export runs/grpo-20250101-120000 --jsonl good.jsonl --min-reward 1 --best-per-task",
+        "agl import traces.jsonl trajectories/ --to chats.jsonl",
+        "agl train --data chats.jsonl --model ./my-model",
         "agl plan --model 4B --gpus L4 --context 8192 --json",
         "agl doctor --agent my_agent.py:agent --tasks tasks.jsonl",
         'agl doctor --agent "node agent.js" --tasks tasks.jsonl --model ./my-model',

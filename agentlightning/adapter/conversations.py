@@ -197,10 +197,10 @@ def _rewarded(calls: Sequence[Conversation], spans: Sequence[Span], match: Rewar
 
 
 def _messages(text: Any) -> list[Message]:
-    return [_message(m) for m in read_json(text, []) if isinstance(m, dict)]
+    return [message_of_parts(m) for m in read_json(text, []) if isinstance(m, dict)]
 
 
-def _message(shaped: Mapping[str, Any]) -> Message:
+def message_of_parts(shaped: Mapping[str, Any]) -> Message:
     """A message of the GenAI conventions in the form of OpenAI's chat completions."""
     message: Message = {"role": shaped.get("role", "user"), "content": ""}
     calls: list[Any] = []

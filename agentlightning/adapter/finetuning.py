@@ -34,7 +34,13 @@ def fine_tuning_examples(
 
     agent_match: a regular expression; only conversations of agents whose name it finds something in.
     """
-    whole = [_plain(example) for example in TraceToMessages(agent_match).adapt(spans)]
+    return fine_tuning_lines(TraceToMessages(agent_match).adapt(spans), form)
+
+
+def fine_tuning_lines(examples: Sequence[Example], form: str = "openai") -> list[Example]:
+    """Conversations as lines in the form of `FORMATS[form]`. One that teaches nothing is left out: it ends without an
+    answer, or the result of a tool follows no call."""
+    whole = [_plain(example) for example in examples]
     return [line for example in whole if _teaches(example) for line in FORMATS[form](example)]
 
 
@@ -102,6 +108,8 @@ def _messages(messages: Sequence[Message]) -> Iterator[Message]:
             given = message.get("tool_call_id")
             plain["tool_call_id"] = given or (waiting[0] if waiting else "")
             waiting = [w for w in waiting if w != plain["tool_call_id"]]
+        if "weight" in message:
+            plain["weight"] = message["weight"]
         yield plain
 
 

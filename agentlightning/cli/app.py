@@ -22,7 +22,7 @@ COMMANDS: Mapping[str, tuple[type[Command], ...]] = {
         start.DoctorOptions,
         start.RunOptions,
     ),
-    "Train": (train.TrainOptions, train.AgentsOptions, train.OptimizeOptions, train.EvalOptions),
+    "Train": (train.TrainOptions, train.AgentsOptions, train.OptimizeOptions, train.EvalOptions, train.ImportOptions),
     "Look": (
         look.RunsOptions,
         look.ShowOptions,

@@ -41,6 +41,7 @@ COMMANDS: dict[str, list[tuple[str, ...]]] = {
     "export": [("evil", "--jsonl", "out.jsonl"), (NAME, "--to", "x")],
     "fork": [("evil", "ro-x"), (NAME, NAME), ("evil", NAME, "--model", NAME)],
     "gateway": [("--model", NAME, "--port", "0"), ("--upstream", NAME)],
+    "import": [(NAME,), ("tasks.jsonl",)],
     "judge": [
         ("evil", "--write-labels", NAME),
         ("evil", "--labels", NAME, "--url", "http://127.0.0.1:9/v1", "--model", "j"),

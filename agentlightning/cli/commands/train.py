@@ -123,6 +123,26 @@ class TrainOptions(Command):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImportOptions(Command):
+    """Make conversations to fine-tune on of traces that other tools recorded.
+
+    Takes trajectories in ATIF, spans of OpenTelemetry and of Phoenix, and observations of Langfuse. They are text: for
+    reinforcement learning, run the agent itself.
+
+    agl import traces.jsonl trajectories/ --to chats.jsonl
+    """
+
+    command = "import"
+    work = "agentlightning.cli.import_traces:import_traces"
+
+    sources: Annotated[
+        list[Path], Argument(metavar="FILES...", help="Files of JSON or of lines of JSON, or folders of them.")
+    ]
+    to: Annotated[Path, Option(help="A new file, with a conversation per line.")] = Path("chats.jsonl")
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class AgentsOptions(Command):
     """List the agents that have a name here, such as claude-code, and which of them are installed.
 

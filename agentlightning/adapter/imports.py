@@ -1,0 +1,390 @@
+"""Traces that other tools recorded → conversations. Pure. They are text: without the tokens that a model sampled, they
+serve supervised fine-tuning, preferences and prompts, and not reinforcement learning.
+
+`TRACE_READERS` lists the kinds. A reader knows its kind by a value of JSON and gives the model calls or the whole
+conversations in it. The calls of a trace become one conversation for each call that no later one continues, since every
+call repeats what was said before it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from agentlightning.adapter.conversations import message_of_parts
+from agentlightning.adapter.numbered import numbered_messages, numbered_tools, read_json
+
+Message = dict[str, Any]
+Example = dict[str, Any]
+"""`messages` in the form of chat completions, and `tools` where there are any."""
+_CHATS = ("chat", "text_completion", "generate_content")
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedCall:
+    """A model call of a trace."""
+
+    trace: str
+    began: str | float
+    messages: Sequence[Message]
+    answer: Message
+    tools: Sequence[Any] = ()
+
+
+@dataclass(slots=True)
+class Imported:
+    """What was found so far."""
+
+    calls: list[ImportedCall] = field(default_factory=list)
+    conversations: list[Example] = field(default_factory=list)
+    others: int = 0
+    """Records of a known kind that are no model calls: tools, agents, chains."""
+    silent: int = 0
+    """Model calls whose text was not recorded."""
+
+    def examples(self) -> list[Example]:
+        """The conversations, those of calls after those that were whole already."""
+        by_trace: dict[str, dict[str, ImportedCall]] = {}
+        for call in sorted(self.calls, key=lambda call: str(call.began)):  # two instruments may record the same call
+            said = json.dumps([_compared(message) for message in (*call.messages, call.answer)])
+            by_trace.setdefault(call.trace, {}).setdefault(said, call)
+        traces = [list(calls.values()) for calls in by_trace.values()]
+        ends = [c for calls in traces for n, c in enumerate(calls) if not _goes_on(c, calls[n + 1 :])]
+        return [*self.conversations, *(_example([*call.messages, call.answer], call.tools) for call in ends)]
+
+
+class TraceReader(NamedTuple):
+    """A kind of trace."""
+
+    name: str
+    knows: Callable[[Mapping[str, Any]], bool]
+    read: Callable[[Mapping[str, Any], Imported], None]
+
+
+def add_value(value: Any, found: Imported) -> None:
+    """Add what a value of JSON holds: an object of a kind in `TRACE_READERS`, or a list of them. Raises ValueError,
+    with what was found, where it is none."""
+    if isinstance(value, list):
+        for one in value:
+            add_value(one, found)
+        return
+    if not isinstance(value, dict):
+        raise ValueError(f"{json.dumps(value)[:60]} is no object")
+    reader = next((reader for reader in TRACE_READERS if reader.knows(value)), None)
+    if reader is None:
+        kinds = ", ".join(reader.name for reader in TRACE_READERS)
+        raise ValueError(f"an object with {', '.join(list(value)[:8]) or 'nothing in it'} is none of: {kinds}")
+    try:
+        reader.read(value, found)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"it is not what {reader.name} writes: {type(error).__name__}: {error}") from None
+
+
+def _goes_on(call: ImportedCall, later: Sequence[ImportedCall]) -> bool:
+    whole = [_compared(message) for message in (*call.messages, call.answer)]
+    return any([_compared(message) for message in one.messages[: len(whole)]] == whole for one in later)
+
+
+def _compared(message: Message) -> Any:
+    """A message as it is compared: an absent content is an empty one, and what only answers have does not count."""
+    calls = [(c.get("id"), c.get("function", {}).get("name")) for c in message.get("tool_calls") or ()]
+    return message["role"], message.get("content") or "", calls, message.get("tool_call_id")
+
+
+def _example(messages: Sequence[Message], tools: Sequence[Any]) -> Example:
+    return {"messages": list(messages), **({"tools": list(tools)} if tools else {})}
+
+
+# ---- ATIF ------------------------------------------------------------------------------------------------------------
+
+
+def _atif(trajectory: Mapping[str, Any], found: Imported) -> None:
+    messages: list[Message] = []
+    for step in trajectory["steps"]:
+        messages.extend(_step(step))
+    while messages and messages[-1]["role"] != "assistant":
+        messages.pop()
+    if messages:
+        found.conversations.append(_example(messages, trajectory["agent"].get("tool_definitions") or ()))
+    for embedded in trajectory.get("subagent_trajectories") or ():
+        _atif(embedded, found)
+
+
+def _step(step: Mapping[str, Any]) -> Iterator[Message]:
+    """A step's message, and the results of its tools. An answer that was copied from elsewhere is context alone."""
+    agent = step["source"] == "agent"
+    message: Message = {"role": "assistant" if agent else step["source"], "content": step.get("message") or ""}
+    made = step.get("tool_calls") or ()
+    if made:
+        message["tool_calls"] = [_called(c["tool_call_id"], c["function_name"], c.get("arguments")) for c in made]
+    if agent and step.get("is_copied_context"):
+        message["weight"] = 0
+    yield message
+    for number, result in enumerate((step.get("observation") or {}).get("results") or ()):
+        which = result.get("source_call_id") or (made[number]["tool_call_id"] if number < len(made) else None)
+        content = result.get("content") or ""
+        yield (
+            {"role": "tool", "content": content, "tool_call_id": which}
+            if which
+            else {
+                "role": "user",
+                "content": content,
+            }
+        )
+
+
+def _called(ident: Any, name: Any, arguments: Any) -> dict[str, Any]:
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+    return {"id": ident, "type": "function", "function": {"name": name, "arguments": text}}
+
+
+# ---- OpenTelemetry and OpenInference ---------------------------------------------------------------------------------
+
+
+def _otlp(request: Mapping[str, Any], found: Imported) -> None:
+    for resource in request.get("resourceSpans") or request.get("resource_spans") or ():
+        for scope in resource.get("scopeSpans") or resource.get("scope_spans") or ():
+            for span in scope.get("spans") or ():
+                _otlp_span(span, found)
+
+
+def _otlp_span(span: Mapping[str, Any], found: Imported) -> None:
+    events = [(e.get("name", ""), _attributes(e.get("attributes"))) for e in span.get("events") or ()]
+    began = float(span.get("startTimeUnixNano") or 0)
+    _span(str(span.get("traceId")), began, _attributes(span.get("attributes")), events, found)
+
+
+def _sdk_span(span: Mapping[str, Any], found: Imported) -> None:
+    """As the SDK of Python prints a span, and as Phoenix gives it."""
+    events = [(e.get("name", ""), dict(e.get("attributes") or {})) for e in span.get("events") or ()]
+    attributes = {**_flat(span.get("attributes") or {})}
+    if span.get("span_kind"):
+        attributes.setdefault("openinference.span.kind", span["span_kind"])
+    _span(str(span["context"].get("trace_id")), str(span.get("start_time") or ""), attributes, events, found)
+
+
+def _attributes(pairs: Any) -> dict[str, Any]:
+    """The attributes of OTLP's JSON, a list of keys and typed values, or a plain object."""
+    return dict(pairs) if isinstance(pairs, dict) else {p["key"]: _typed(p.get("value") or {}) for p in pairs or ()}
+
+
+def _typed(value: Mapping[str, Any]) -> Any:
+    if "arrayValue" in value:
+        return [_typed(one) for one in value["arrayValue"].get("values") or ()]
+    if "kvlistValue" in value:
+        return _attributes(value["kvlistValue"].get("values"))
+    return next(iter(value.values()), None)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Attributes with dots in their names: Phoenix nests them. A list of objects gets numbers."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, list) and value and all(isinstance(one, dict) for one in value) and "gen_ai" not in name:
+            value = {str(number): one for number, one in enumerate(value)}
+        if isinstance(value, dict) and value and not name.startswith(("gen_ai.", "metadata")):
+            flat |= _flat(value, f"{name}.")
+        else:
+            flat[name] = value
+    return flat
+
+
+def _span(
+    trace: str,
+    began: str | float,
+    attributes: Mapping[str, Any],
+    events: Sequence[tuple[str, Mapping[str, Any]]],
+    found: Imported,
+) -> None:
+    if not _is_call(attributes):
+        found.others += 1
+        return
+    for read in (_by_parts, _by_numbers, _by_openinference, _by_events, _by_values):
+        messages, answer = read(attributes, events)
+        if answer is not None:
+            tools = _json(attributes.get("gen_ai.tool.definitions"), ()) or numbered_tools(attributes)
+            found.calls.append(ImportedCall(trace, began, messages, answer, tools or _tools(attributes)))
+            return
+    found.silent += 1
+
+
+def _is_call(attributes: Mapping[str, Any]) -> bool:
+    operation = attributes.get("gen_ai.operation.name")
+    kind = attributes.get("openinference.span.kind") or attributes.get("langfuse.observation.type")
+    if operation is not None or kind is not None:
+        return operation in _CHATS or str(kind).upper() in ("LLM", "GENERATION")
+    return any(name.startswith(("gen_ai.request.model", "gen_ai.prompt", "gen_ai.input")) for name in attributes)
+
+
+Read = tuple[list[Message], Message | None]
+Events = Sequence[tuple[str, Mapping[str, Any]]]
+
+
+def _by_parts(attributes: Mapping[str, Any], _: Events) -> Read:
+    """The messages of the GenAI conventions, as a value or as its JSON."""
+    messages = [message_of_parts(m) for m in _json(attributes.get("gen_ai.input.messages"), ())]
+    answers = [message_of_parts(m) for m in _json(attributes.get("gen_ai.output.messages"), ())]
+    instructions = _json(attributes.get("gen_ai.system_instructions"), ())
+    if instructions and not any(message["role"] == "system" for message in messages):
+        messages.insert(0, message_of_parts({"role": "system", "parts": instructions}))
+    return messages, answers[0] if answers else None
+
+
+def _by_numbers(attributes: Mapping[str, Any], _: Events) -> Read:
+    answers = numbered_messages(attributes, "gen_ai.completion")
+    return numbered_messages(attributes, "gen_ai.prompt"), answers[0] if answers else None
+
+
+def _by_openinference(attributes: Mapping[str, Any], _: Events) -> Read:
+    answers = _openinference(attributes, "llm.output_messages")
+    return _openinference(attributes, "llm.input_messages"), answers[0] if answers else None
+
+
+def _by_events(_: Mapping[str, Any], events: Events) -> Read:
+    """The events of conventions up to 1.36: `gen_ai.user.message` and its like, and `gen_ai.choice`."""
+    messages: list[Message] = []
+    answer: Message | None = None
+    for name, attributes in events:
+        body = {**attributes, **_json(attributes.get("message"), {})}
+        role = name.removeprefix("gen_ai.").removesuffix(".message")
+        if name == "gen_ai.choice":
+            answer = answer or _chat({**body, "role": "assistant"})
+        elif role in _ROLES:
+            given = {"tool_call_id": body.get("id")} if role == "tool" else {}
+            messages.append(_chat({**given, **body, "role": body.get("role") or role}))
+    return messages, answer
+
+
+def _by_values(attributes: Mapping[str, Any], _: Events) -> Read:
+    """What was written as one value: Langfuse's attributes, and those that OpenInference falls back to."""
+    names = (("langfuse.observation.input", "langfuse.observation.output"), ("input.value", "output.value"))
+    for given, answered in names:
+        if attributes.get(answered) is not None:
+            return _said(attributes.get(given))[0], _answered(attributes[answered])
+    return [], None
+
+
+def _openinference(attributes: Mapping[str, Any], prefix: str) -> list[Message]:
+    messages: list[Message] = []
+    while below := _below(attributes, f"{prefix}.{len(messages)}.message."):
+        message: Message = {"role": below.get("role", "user"), "content": below.get("content") or ""}
+        texts: list[str] = []
+        while part := _below(below, f"contents.{len(texts)}.message_content."):
+            texts.append(part.get("text") or "")
+        calls: list[Any] = []
+        while call := _below(below, f"tool_calls.{len(calls)}.tool_call."):
+            calls.append(_called(call.get("id"), call.get("function.name"), call.get("function.arguments")))
+        message["content"] = message["content"] or "".join(texts)
+        named = {"tool_calls": calls} if calls else {}
+        if below.get("tool_call_id"):
+            named["tool_call_id"] = below["tool_call_id"]
+        messages.append({**message, **named})
+    return messages
+
+
+def _below(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {name[len(prefix) :]: value for name, value in attributes.items() if name.startswith(prefix)}
+
+
+def _tools(attributes: Mapping[str, Any]) -> list[Any]:
+    """Those that OpenInference and Langfuse write."""
+    tools = [*_said(attributes.get("langfuse.observation.input"))[1]]
+    while below := _below(attributes, f"llm.tools.{len(tools)}.tool."):
+        tools.append(_json(below.get("json_schema"), {}))
+    return [tool for tool in tools if tool]
+
+
+# ---- Langfuse --------------------------------------------------------------------------------------------------------
+
+
+def _langfuse(observation: Mapping[str, Any], found: Imported) -> None:
+    if str(observation.get("type")).upper() != "GENERATION":
+        found.others += 1
+        return
+    answer = None if observation.get("output") is None else _answered(observation["output"])
+    if answer is None or observation.get("input") is None:
+        found.silent += 1
+        return
+    messages, tools = _said(observation["input"])
+    began = str(observation.get("startTime") or "")
+    found.calls.append(ImportedCall(str(observation.get("traceId")), began, messages, answer, tools))
+
+
+def _langfuse_trace(trace: Mapping[str, Any], found: Imported) -> None:
+    for observation in trace["observations"]:
+        _langfuse({"traceId": trace.get("id"), **observation}, found)
+
+
+def _said(value: Any) -> tuple[list[Message], Sequence[Any]]:
+    """The messages and tools of an input: a list of messages, an object with them, one message, or text."""
+    value = _json(value, value)
+    if isinstance(value, dict) and isinstance(value.get("messages"), list):
+        return _said(value["messages"])[0], value.get("tools") or ()
+    if isinstance(value, list) and all(isinstance(m, dict) and m.get("role") in _ROLES for m in value):
+        return [_chat(message) for message in value], ()
+    if isinstance(value, dict) and value.get("role") in _ROLES:
+        return [_chat(value)], ()
+    return [{"role": "user", "content": value if isinstance(value, str) else json.dumps(value)}], ()
+
+
+def _answered(value: Any) -> Message:
+    """The answer of an output: a message, a whole response, a list of one, or text."""
+    value = _json(value, value)
+    if isinstance(value, dict) and value.get("choices"):
+        value = value["choices"][0].get("message") or ""
+    if isinstance(value, list) and value:
+        value = value[-1]
+    if isinstance(value, dict) and ("content" in value or "tool_calls" in value):
+        return _chat({**value, "role": "assistant"})
+    return {"role": "assistant", "content": value if isinstance(value, str) else json.dumps(value)}
+
+
+def _chat(message: Mapping[str, Any]) -> Message:
+    """A message in the form of chat completions, with the fields of that form alone."""
+    if "parts" in message:
+        return message_of_parts(message)
+    plain: Message = {"role": message["role"], "content": message.get("content") or ""}
+    if calls := _json(message.get("tool_calls"), ()):
+        made = [(c.get("id"), c.get("function") or c) for c in calls]
+        plain["tool_calls"] = [_called(ident, named["name"], named.get("arguments")) for ident, named in made]
+    if message.get("tool_call_id"):
+        plain["tool_call_id"] = message["tool_call_id"]
+    return plain
+
+
+def _json(value: Any, default: Any) -> Any:
+    """A value that may be written as JSON; `default` where it is absent, or a text that is not JSON."""
+    if isinstance(value, str):
+        return read_json(value, default)
+    return default if value is None else value
+
+
+# ---- the kinds -------------------------------------------------------------------------------------------------------
+
+
+def _page(page: Mapping[str, Any], found: Imported) -> None:
+    add_value(page["data"], found)
+
+
+def _lists(key: str) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda value: isinstance(value.get(key), list)
+
+
+TRACE_READERS: Sequence[TraceReader] = (
+    TraceReader("ATIF", lambda value: str(value.get("schema_version", "")).startswith("ATIF"), _atif),
+    TraceReader("OTLP", lambda value: "resourceSpans" in value or "resource_spans" in value, _otlp),
+    TraceReader("a span of OTLP", lambda value: "spanId" in value and "traceId" in value, _otlp_span),
+    TraceReader(
+        "a span of OpenTelemetry or Phoenix",
+        lambda value: isinstance(value.get("context"), dict) and "attributes" in value,
+        _sdk_span,
+    ),
+    TraceReader("a trace of Langfuse", _lists("observations"), _langfuse_trace),
+    TraceReader("an observation of Langfuse", lambda value: "traceId" in value and "type" in value, _langfuse),
+    TraceReader("a page of an API", _lists("data"), _page),
+)
+"""Which kinds are known, in the order in which they are tried."""
