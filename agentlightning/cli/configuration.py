@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentlightning import algorithm as algorithms
 from agentlightning.algorithm.grpo import GRPO
@@ -154,20 +154,32 @@ def of_data(
     return "SFT", data, ["source=chats", *settings]
 
 
-def agent_and_tasks(config: Path | None) -> tuple[str | None, Path | None, Path | None]:
-    """Of a run that is to be repeated: its agent, and the files with its tasks; None for what is not known."""
+class RepeatedRun(NamedTuple):
+    """Of a run that is to be repeated; None for what is not known."""
+
+    agent: str | None = None
+    """As file.py:name."""
+    environment: Mapping[str, Any] | None = None
+    """As `LitAgent.environment` says it."""
+    tasks: Path | None = None
+    """The file with its tasks."""
+    val_tasks: Path | None = None
+
+
+def run_of_config(config: Path | None) -> RepeatedRun:
+    """The run whose `run.json` is given as `--config`; nothing is known of other files of settings."""
     if config is not None and not config.is_file():
         raise ConfigError(f"There is no file '{config}' with settings.")
     if config is None:
-        return None, None, None
+        return RepeatedRun()
     read_config(config)  # what is wrong with the file is said before what is missing besides
     about = _parse(config)
     if not is_of_a_run(about):
-        return None, None, None
+        return RepeatedRun()
     agent = f"{about['source']}:{about['agent']}" if about.get("source") and about.get("agent") else None
     files = [config.parent / name for name in (TASKS_FILE, VAL_TASKS_FILE)]
     train, val = (file if file.is_file() else None for file in files)
-    return agent, train, val
+    return RepeatedRun(agent, about.get("environment"), train, val)
 
 
 def _parse(file: Path) -> Any:

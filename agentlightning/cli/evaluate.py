@@ -23,7 +23,7 @@ from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.store import location_of
 from agentlightning.cli.trust import code_in, require_trust
 from agentlightning.console import Console as Terminal
-from agentlightning.environments.base import agent_again
+from agentlightning.environments.base import environment_again
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.litagent import LitAgent
@@ -252,7 +252,7 @@ def _agent_and_tasks(
 def agent_of_run(run: dict[str, Any]) -> LitAgent[Any]:
     """The agent that a run's `run.json` names. Raises ConfigError where it is not known."""
     if run.get("environment"):
-        return agent_again(run["environment"])
+        return environment_again(run["environment"]).agent
     if (example := _example(run)) is not None:
         return vars(load_example(example, f"{example}_agent"))[f"{example}_agent"]
     source = run.get("source")

@@ -14,17 +14,19 @@ from agentlightning.algorithm import GRPO
 from agentlightning.cli.agents import environment_of, find_agent
 from agentlightning.cli.commands.train import TrainOptions
 from agentlightning.cli.configuration import (
-    agent_and_tasks,
+    RepeatedRun,
     backend_settings,
     folder_of_run,
     make_algorithm,
     of_data,
+    run_of_config,
     told_settings,
 )
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.trust import require_trust
 from agentlightning.cli.upstream import read_upstreams
 from agentlightning.console import Console
+from agentlightning.environments.base import Environment, environment_again
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import LitAgent
 from agentlightning.local_keys import find_key
@@ -83,19 +85,17 @@ def train_agent(options: TrainOptions) -> None:
         show_config(options)
         return
     server, reference, tasks, val_tasks = options.server, options.agent, options.tasks, options.val_tasks
-    known_agent, known_tasks, known_val_tasks = agent_and_tasks(options.config)
+    known = run_of_config(options.config)
     environment = environment_of(options.environment, reference, options.program)
     if tasks is None:
-        tasks, val_tasks = known_tasks, val_tasks or known_val_tasks
+        tasks, val_tasks = known.tasks, val_tasks or known.val_tasks
     if tasks is None and environment is None:
         raise ConfigError(
             "There are no tasks to train on: give --tasks FILE, --env with an environment, --data FILE with "
             "conversations, or --config with the run.json of a run."
         )
     if reference is None and environment is None and not options.remote and options.data is None and server is None:
-        reference = known_agent
-        if reference is not None and options.config is not None:
-            require_trust(options.config, [f"the agent {reference}"], trust=options.trust)
+        reference, environment = _of_run(known, options)
     if environment is None:
         agent = None if reference is None else find_agent(reference, options.program)
     else:
@@ -123,6 +123,18 @@ def train_agent(options: TrainOptions) -> None:
         exit_interrupted()
     if not result.learned:
         raise typer.Exit(1)
+
+
+def _of_run(known: RepeatedRun, options: TrainOptions) -> tuple[str | None, Environment | None]:
+    """The agent or the environment of the run that --config names, which are imported if it is trusted."""
+    named = known.agent and f"the agent {known.agent}"
+    if known.environment is not None:
+        named = f"the environment {known.environment.get('spec')}"
+    if named is not None and options.config is not None:
+        require_trust(options.config, [named], trust=options.trust)
+    if known.environment is None:
+        return known.agent, None
+    return None, environment_again(known.environment)
 
 
 def _completed(options: TrainOptions) -> TrainOptions:

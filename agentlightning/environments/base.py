@@ -76,9 +76,9 @@ class Environment(ABC):
         """Try these tasks out without a model: whether they start, run, end, and reward what they should."""
 
 
-def agent_again(known: Mapping[str, Any]) -> LitAgent[Any]:
-    """The agent of the environment that `LitAgent.environment` says."""
-    return load_environment(known["spec"], agent=known.get("agent"), **known.get("options", {})).agent
+def environment_again(known: Mapping[str, Any]) -> Environment:
+    """The environment that `LitAgent.environment` says."""
+    return load_environment(known["spec"], agent=known.get("agent"), **known.get("options", {}))
 
 
 def load_environment(spec: str, *, agent: str | None = None, **options: Any) -> Environment:

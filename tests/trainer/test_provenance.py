@@ -6,11 +6,15 @@ import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import agentlightning as agl
-from agentlightning.cli.configuration import agent_and_tasks, make_algorithm
+from agentlightning.cli.app import app
+from agentlightning.cli.configuration import make_algorithm, run_of_config
 from agentlightning.litagent import FunctionAgent
 from agentlightning.trainer.folder import prepare_folder
 from agentlightning.trainer.live import describe
@@ -36,11 +40,11 @@ def test_a_run_can_be_repeated_from_its_file(tmp_path: Path) -> None:
     again = make_algorithm(None, None, tmp_path / "run.json", [])
     assert replace(again, policies=()) == algorithm
     assert make_algorithm(None, None, tmp_path / "run.json", ["steps=9"]).steps == 9
-    named, tasks, val = agent_and_tasks(tmp_path / "run.json")
-    assert named == f"{__file__}:agent"
-    assert tasks is not None
-    assert val is not None
-    assert tasks.read_text() == '{"q": 1}\n{"q": 2}\n'
+    known = run_of_config(tmp_path / "run.json")
+    assert known.agent == f"{__file__}:agent"
+    assert known.tasks is not None
+    assert known.val_tasks is not None
+    assert known.tasks.read_text() == '{"q": 1}\n{"q": 2}\n'
 
 
 def test_other_tasks_have_another_hash() -> None:
@@ -74,6 +78,22 @@ def test_the_command_takes_agent_and_tasks_of_the_run(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text("1\n")
     done = agl_command(tmp_path, "train", "--config", "run.json", "--trust")
     assert (done.returncode, "gone.py" in done.stderr) == (1, True), done.stderr
+
+
+def test_the_command_takes_the_environment_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = agl.load_environment("gym:FrozenLake-v1", tasks=3, val_tasks=2, is_slippery=False)
+    about = provenance(tmp_path, env.agent, env.tasks(), env.val_tasks())
+    describe(tmp_path, agl.GRPO(model="calc"), env.agent, about)
+    fitted: list[Any] = []
+    result = SimpleNamespace(stopped=False, learned=True)
+    monkeypatch.setattr("agentlightning.cli.train._fit", lambda _, *given: fitted.append(given) or result)
+    command = ["train", "--config", str(tmp_path / "run.json")]
+    refused = CliRunner().invoke(app, command)
+    assert "the environment gym:FrozenLake-v1" in str(refused.exception)
+    assert CliRunner().invoke(app, [*command, "--trust"]).exception is None
+    [(agent, tasks, val)] = fitted
+    assert agent.environment == env.agent.environment
+    assert (tasks, val) == (list(env.tasks()), list(env.val_tasks()))
 
 
 def test_a_run_with_a_league_can_be_repeated_from_its_file(tmp_path: Path) -> None:

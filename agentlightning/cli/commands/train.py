@@ -81,8 +81,8 @@ class TrainOptions(Command):
         Option(
             help=(
                 "Settings by name in a .json, .yaml or .toml file, algorithm and model among them; or a run's "
-                "run.json, which repeats that run: its agent, its tasks (up to 10,000 are kept next to it), its "
-                "settings. The command line wins."
+                "run.json, which repeats that run: its agent or environment, its tasks (up to 10,000 are kept "
+                "next to it), its settings. The command line wins."
             )
         ),
     ] = None
