@@ -200,6 +200,22 @@ ELSEWHERE = {
         "agl fork runs/my-run ro-1a218e838997077e215f7 --at 2 --times 8 --trust": _FORKS,
         "agl fork runs/my-run ro-1a218e838997077e215f7 --at 2 --agent my_agent.py:agent --model ./other-model": _FORKS,
     },
+    "from-verifiers.md": {
+        "agl train --env verifiers:sums --env-option python=./verifiers-env/bin/python --model Qwen/Qwen3-0.6B": (
+            _ENVIRONMENTS
+        ),
+    },
+    "from-harbor.md": {
+        "agl env check harbor:./tasks": _ENVIRONMENTS,
+        "agl train --env harbor:./tasks --agent codex --model ./my-model --concurrency 4": _ENVIRONMENTS,
+        "agl eval runs/my-run --trust": "tests/cli/test_evaluate.py",
+        "agl export runs/my-run --atif trajectories": "tests/cli/test_export.py",
+    },
+    "from-openenv.md": {
+        "uvicorn my_env:app --port 8000": "tests/environments/test_openenv.py",
+        "agl env check openenv:http://127.0.0.1:8000": _ENVIRONMENTS,
+        "agl train --env openenv:http://127.0.0.1:8000 --model ./my-model --concurrency 8": _ENVIRONMENTS,
+    },
     "environments.md": {
         "agl train --env inspect:my_tasks.py@my_task --env-option python=./inspect-env/bin/python --model ./my-model": (
             _ENVIRONMENTS
