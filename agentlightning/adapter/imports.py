@@ -20,6 +20,8 @@ Message = dict[str, Any]
 Example = dict[str, Any]
 """`messages` in the form of chat completions, and `tools` where there are any."""
 _CHATS = ("chat", "text_completion", "generate_content")
+_ALIASES = {"human": "user", "ai": "assistant", "model": "assistant", "function": "tool"}
+"""Roles as LangChain and Google's clients name them."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -79,7 +81,7 @@ def add_value(value: Any, found: Imported) -> None:
         raise ValueError(f"an object with {', '.join(list(value)[:8]) or 'nothing in it'} is none of: {kinds}")
     try:
         reader.read(value, found)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"it is not what {reader.name} writes: {type(error).__name__}: {error}") from None
 
 
@@ -95,7 +97,9 @@ def _compared(message: Message) -> Any:
 
 
 def _example(messages: Sequence[Message], tools: Sequence[Any]) -> Example:
-    return {"messages": list(messages), **({"tools": list(tools)} if tools else {})}
+    named = [{**message, "role": _ALIASES.get(message["role"], message["role"])} for message in messages]
+    whole = [tool for tool in tools if isinstance(tool, dict)]
+    return {"messages": named, **({"tools": whole} if whole else {})}
 
 
 # ---- ATIF ------------------------------------------------------------------------------------------------------------
@@ -324,11 +328,15 @@ def _said(value: Any) -> tuple[list[Message], Sequence[Any]]:
     value = _json(value, value)
     if isinstance(value, dict) and isinstance(value.get("messages"), list):
         return _said(value["messages"])[0], value.get("tools") or ()
-    if isinstance(value, list) and all(isinstance(m, dict) and m.get("role") in _ROLES for m in value):
+    if isinstance(value, list) and all(isinstance(m, dict) and _is_role(m.get("role")) for m in value):
         return [_chat(message) for message in value], ()
-    if isinstance(value, dict) and value.get("role") in _ROLES:
+    if isinstance(value, dict) and _is_role(value.get("role")):
         return [_chat(value)], ()
     return [{"role": "user", "content": value if isinstance(value, str) else json.dumps(value)}], ()
+
+
+def _is_role(name: Any) -> bool:
+    return isinstance(name, str) and (name in _ROLES or name in _ALIASES)
 
 
 def _answered(value: Any) -> Message:

@@ -41,7 +41,7 @@ def import_traces(options: ImportOptions) -> None:
             f"There is no conversation in these files: {found.silent} model calls without text, {found.others} other "
             f"records, {left_out} conversations without an answer. {why}".rstrip()
         )
-    atomic_write(options.to, to_jsonl(lines))
+    atomic_write(options.to, to_jsonl(lines).encode("utf-8", "replace").decode())  # half a character is none
     counts = {"to": str(options.to), "conversations": len(lines), "left_out": left_out}
     counts |= {"calls_without_text": found.silent, "other_records": found.others}
     if options.as_json:

@@ -254,6 +254,13 @@ def test_copied_answers_are_context_and_subagents_are_imported(tmp_path: Path) -
     assert below["messages"] == WHOLE
 
 
+def test_roles_of_other_libraries_halves_of_characters_and_tools_that_are_names(tmp_path: Path) -> None:
+    said = {"messages": [{"role": "human", "content": "Hi \ud800"}], "tools": ["add"]}
+    one = {"traceId": "t", "type": "GENERATION", "input": said, "output": {"role": "ai", "content": "Hello."}}
+    messages = [{"role": "user", "content": "Hi ?"}, {"role": "assistant", "content": "Hello."}]
+    assert imported(tmp_path, json.dumps(one)) == [{"messages": messages}]
+
+
 def test_a_folder_and_several_files(tmp_path: Path) -> None:
     (tmp_path / "traces" / "below").mkdir(parents=True)
     (tmp_path / "traces" / "below" / "trajectory.json").write_text(json.dumps(atif()))
@@ -269,12 +276,17 @@ def test_a_folder_and_several_files(tmp_path: Path) -> None:
     }
 
 
+BROKEN = {"gen_ai.input.messages": '[{"role": "user", "parts": ["word"]}]'}
 REFUSED: dict[str, tuple[str, str]] = {
     "no JSON": ("{", "is no JSON"),
     "a broken line": (json.dumps(atif()) + '\n{"a": ', "line 2 is no JSON"),
     "another kind": ('{"messages": [], "x": 1}', "an object with messages, x is none of: ATIF"),
     "a number": (json.dumps(atif()) + "\n7", "line 2: 7 is no object"),
     "half a trajectory": ('{"schema_version": "ATIF-v1.8", "agent": {}}', "not what ATIF writes: KeyError: 'steps'"),
+    "a part that is a word": (
+        json.dumps({"spanId": "1", "traceId": "2", "attributes": {"gen_ai.operation.name": "chat", **BROKEN}}),
+        "not what a span of OTLP writes: AttributeError",
+    ),
     "spans without text": (
         otlp(recorded(lambda call: {"gen_ai.operation.name": "chat"})),
         "2 model calls without text, 1 other",
