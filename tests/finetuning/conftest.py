@@ -47,7 +47,7 @@ async def upload(client: openai.AsyncOpenAI, rows: Sequence[Any] | bytes) -> str
     return (await client.files.create(file=("train.jsonl", content), purpose="fine-tune")).id
 
 
-async def polled(found: Callable[[], Awaitable[T]], good: Callable[[T], bool], seconds: float = 20.0) -> T:
+async def polled(found: Callable[[], Awaitable[T]], good: Callable[[T], bool], seconds: float = 90.0) -> T:
     """What is found, once it is good."""
     async with asyncio.timeout(seconds):
         while not good(value := await found()):  # noqa: ASYNC110 (what a client sees is polled)
@@ -55,7 +55,7 @@ async def polled(found: Callable[[], Awaitable[T]], good: Callable[[T], bool], s
     return value
 
 
-async def until(client: openai.AsyncOpenAI, job: str, *statuses: str, seconds: float = 20.0) -> Any:
+async def until(client: openai.AsyncOpenAI, job: str, *statuses: str, seconds: float = 90.0) -> Any:
     """The job, once it has one of these states; once it is over, if none is given."""
     wanted = statuses or FINISHED
     return await polled(lambda: client.fine_tuning.jobs.retrieve(job), lambda one: one.status in wanted, seconds)
