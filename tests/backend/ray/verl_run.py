@@ -21,11 +21,12 @@ import psutil
 from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
 import agentlightning as agl
+from agentlightning.learner.verl.worker import RankWorker
 from agentlightning.metrics import read_metrics
 from agentlightning.trainer.example import load_example
 
 OPTIONS = {"learner": "verl", "cpus_per_runner": 0.5, "wait_seconds": 120.0}
-TITLE = "ray::Worker"
+TITLE = f"ray::{RankWorker.__name__}"
 """What Ray calls the processes of verl's workers."""
 COMPUTED = 0.3
 """Seconds of its processor's time: more than a worker takes to wait."""
