@@ -26,6 +26,7 @@ class InspectEnvironment(ForeignEnvironment):
         val_tasks: int = 0,
         message_limit: int | None = None,
         time_limit: int | None = None,
+        sandbox: str | None = None,
         arguments: dict[str, Any] | None = None,
     ) -> None:
         """
@@ -36,9 +37,12 @@ class InspectEnvironment(ForeignEnvironment):
             val_tasks: So many samples, the last ones, are to validate on.
             message_limit: Of a sample, in place of the task's own.
             time_limit: The same in seconds.
+            sandbox: Where tools act for the model, in place of the task's own: "docker", or "local" for this machine,
+                which a task alone cannot choose.
             arguments: Of the task's function.
         """
         file, at, task = name.rpartition("@")
-        settings = {"message_limit": message_limit, "time_limit": time_limit, "arguments": arguments or {}}
+        limits = {"message_limit": message_limit, "time_limit": time_limit, "sandbox": sandbox}
+        settings = {**limits, "arguments": arguments or {}}
         whole = f"{Path(file).expanduser().absolute()}@{task}" if at else str(Path(name).expanduser().absolute())
         super().__init__(whole, python=python, reward_key=reward_key, settings=settings, val_tasks=val_tasks)

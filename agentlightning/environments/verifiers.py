@@ -27,6 +27,7 @@ class VerifiersEnvironment(ForeignEnvironment):
         tasks: int | None = None,
         val_tasks: int = 0,
         harness: str | dict[str, Any] | None = None,
+        runtime: str | dict[str, Any] | None = None,
         max_turns: int | None = None,
         arguments: dict[str, Any] | None = None,
     ) -> None:
@@ -38,12 +39,16 @@ class VerifiersEnvironment(ForeignEnvironment):
             tasks: So many tasks are taken, the first ones; all if not given.
             val_tasks: So many of them, the last ones, are to validate on.
             harness: The agent's program: its id, or its id with its settings; the taskset's own if not given, else
-                "bash" as in verifiers itself.
+                "null", a conversation with the taskset's tools (in verifiers itself "bash", which has a shell).
+            runtime: Where that program runs: "docker", "podman" or "subprocess" (on this machine), or one with its
+                settings, such as {"type": "docker", "image": "python:3.12"}. If not given, where the taskset's author
+                says, else on this machine; a program that executes what the model writes is refused there.
             max_turns: Of an attempt: how many calls of the model.
             arguments: Settings of the taskset.
         """
         for option, value in (("tasks", tasks), ("max_turns", max_turns)):
             if value is not None and value < 1:
                 raise ConfigError(f"{option} is {value}, and at least 1 is needed.")
-        settings = {"tasks": tasks, "harness": harness, "max_turns": max_turns, "arguments": arguments or {}}
+        whole = {"harness": harness, "runtime": runtime, "max_turns": max_turns, "arguments": arguments or {}}
+        settings = {"tasks": tasks, **whole}
         super().__init__(name, python=python, reward_key=reward_key, settings=settings, val_tasks=val_tasks)

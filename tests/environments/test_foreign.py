@@ -140,6 +140,15 @@ def several():
 @task
 def parts():
     return Task(dataset=samples(1), solver=[generate()], scorer=[several()])
+
+@task
+def shell():
+    return Task(dataset=samples(1), solver=[generate()], scorer=[includes()], sandbox="local")
+
+@task
+def shuffled():
+    import random
+    return Task(dataset=[Sample(input=str(random.random()), target="1")], solver=[generate()], scorer=[includes()])
 """
 
 
@@ -172,6 +181,13 @@ async def test_with_inspect_itself(inspect_python: str, tmp_path: Path, monkeypa
     broken = InspectEnvironment(f"{place}@broken", python=inspect_python)
     with pytest.raises(ExecutorError, match="it broke"):
         await earned(broken, {"id": "s1"}, doubled, monkeypatch)
+    moving = InspectEnvironment(f"{place}@shuffled", python=inspect_python)
+    with pytest.raises(ExecutorError, match="another one now"):
+        await earned(moving, moving.tasks()[0], lambda _: "1", monkeypatch)
+    with pytest.raises(ConfigError, match="sandbox=local"):
+        InspectEnvironment(f"{place}@shell", python=inspect_python).tasks()
+    local = InspectEnvironment(f"{place}@shell", python=inspect_python, sandbox="local")
+    assert (await earned(local, local.tasks()[0], doubled, monkeypatch))[1] == "includes"
     for name, words in ((f"{place}@nothing", "no task nothing"), (place, "name one"), (f"{place}x@sums", "no file")):
         with pytest.raises(ConfigError, match=words):
             agl.load_environment(f"inspect:{name}", python=inspect_python).tasks()
@@ -240,6 +256,21 @@ class Paired(vf.Env[PairedConfig]):
         await agents.solver.run(task)
 """
 )
+CONTAINED = (
+    SUMS.replace('"Asking"]', '"Asking", "Contained"]')
+    + """
+class ContainedConfig(vf.EnvConfig):
+    agent: vf.AgentConfig = vf.AgentConfig(runtime={"type": "podman", "image": "localhost/no-such-image"})
+
+class Contained(vf.Env[ContainedConfig]):
+    async def run(self, task, agents):
+        await agents.agent.run(task)
+"""
+)
+EXECUTING = SUMS.replace("EXECUTES_CODE = False", "EXECUTES_CODE = True")
+BARE = SUMS.replace('"Sums", "Asking"', '"Sums"')
+IMAGED = SUMS.replace("name=f", 'image="an-image", name=f')
+MOVING = "import random\n" + SUMS.replace("prompt=f", "prompt=str(random.random()) + f")
 
 
 @pytest.fixture(scope="module")
@@ -248,12 +279,16 @@ def verifiers_python() -> str:
     return interpreter("VERIFIERS_PYTHON", ("verifiers==0.4.0",), (sys.executable,))
 
 
+def write_tasksets(folder: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> None:
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_with_verifiers_itself(verifiers_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in {"sums": SUMS, "endless": ENDLESS, "paired": PAIRED}.items():
-        (tmp_path / f"{name}.py").write_text(text)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    write_tasksets(tmp_path, monkeypatch, sums=SUMS, endless=ENDLESS, paired=PAIRED)
     env = VerifiersEnvironment("sums", python=verifiers_python, val_tasks=1, tasks=4, arguments={"first": 2})
     assert [task["name"] for task in (*env.tasks(), *env.val_tasks())] == ["sum-2", "sum-3", "sum-4", "sum-5"]
     env = VerifiersEnvironment("sums", python=verifiers_python)
@@ -275,6 +310,55 @@ async def test_with_verifiers_itself(verifiers_python: str, tmp_path: Path, monk
     for name, (options, words) in refused.items():
         with pytest.raises(ConfigError, match=words):
             VerifiersEnvironment(name, python=verifiers_python, **options).tasks()
+
+
+EXECUTED = "executes what the model writes"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_where_the_program_of_a_taskset_runs(
+    verifiers_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that the model writes is executed on this machine unless the user says so, whoever chose the program."""
+    write_tasksets(tmp_path, monkeypatch, sums=SUMS, bare=BARE, executing=EXECUTING, contained=CONTAINED, imaged=IMAGED)
+    pinned = CONTAINED.replace('{"type": "podman", "image": "localhost/no-such-image"}', '{"type": "subprocess"}')
+    write_tasksets(tmp_path, monkeypatch, pinned=pinned.replace("EXECUTES_CODE = False", "EXECUTES_CODE = True"))
+    refused: list[tuple[str, dict[str, Any], str]] = [
+        ("executing", {}, EXECUTED),
+        ("pinned", {}, EXECUTED),
+        ("sums", {"harness": "bash"}, EXECUTED),
+        ("bare", {"harness": {"id": "bash"}}, EXECUTED),
+        ("imaged", {}, "requires image"),
+        ("sums", {"runtime": "kitchen"}, "kitchen"),
+        ("contained", {"runtime": "subprocess", "harness": "no-such-program"}, "no_such_program"),
+    ]
+    for name, options, words in refused:
+        with pytest.raises(ConfigError, match=words):
+            VerifiersEnvironment(name, python=verifiers_python, **options).tasks()
+    for name, options in [("bare", {}), ("contained", {}), ("executing", {"runtime": "podman"})]:
+        assert VerifiersEnvironment(name, python=verifiers_python, **options).tasks()
+    here = VerifiersEnvironment("executing", python=verifiers_python, runtime="subprocess")
+    assert (await earned(here, {"id": 0}, doubled, monkeypatch))[1] == "reward"
+    contained = VerifiersEnvironment("contained", python=verifiers_python)
+    with pytest.raises(ExecutorError, match=r"podman|no-such-image"):
+        await earned(contained, {"id": 0}, doubled, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_a_taskset_whose_order_does_not_stay(
+    verifiers_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tasksets(tmp_path, monkeypatch, sums=SUMS, moving=MOVING)
+    for name, words in {"sums": None, "moving": "another one now"}.items():
+        env = VerifiersEnvironment(name, python=verifiers_python)
+        task = env.tasks()[0]
+        if words is None:
+            assert (await earned(env, task, doubled, monkeypatch))[1] == "reward"
+            continue
+        with pytest.raises(ExecutorError, match=words):
+            await earned(env, task, doubled, monkeypatch)
 
 
 @pytest.mark.parametrize("option", ["tasks", "max_turns"])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -49,10 +50,28 @@ def number_of(value: Any) -> dict[str, float]:
         return {}
 
 
-def listed(task: Any) -> None:
-    for number, sample in enumerate(task.dataset, 1):
-        said = sample.input if isinstance(sample.input, str) else " ".join(m.text for m in sample.input)
-        print(json.dumps({"id": sample.id if sample.id is not None else number, "input": said[:2000]}))  # noqa: T201
+def text_of(sample: Any) -> str:
+    return sample.input if isinstance(sample.input, str) else " ".join(m.text for m in sample.input)
+
+
+def key_of(sample: Any) -> str:
+    """What a sample is, whatever its number."""
+    return hashlib.sha256(json.dumps([text_of(sample), sample.target, sample.choices]).encode()).hexdigest()
+
+
+def samples(task: Any) -> dict[Any, Any]:
+    """By their ids, which inspect numbers where they have none."""
+    return {one.id if one.id is not None else number: one for number, one in enumerate(task.dataset, 1)}
+
+
+def listed(task: Any, sandbox: str | None) -> None:
+    for number, sample in samples(task).items():
+        if sandbox is None and "local" in (getattr(one.sandbox, "type", None) for one in (task, sample)):
+            raise SystemExit(
+                "Its samples' sandbox is local: the tools that the model calls act on this machine, with all that you "
+                "may do on it. Say sandbox=local to allow that, or sandbox=docker."
+            )
+        print(json.dumps({"id": number, "key": key_of(sample), "input": text_of(sample)[:2000]}))  # noqa: T201
 
 
 def run(task: Any, settings: dict[str, Any]) -> dict[str, Any]:
@@ -60,8 +79,13 @@ def run(task: Any, settings: dict[str, Any]) -> dict[str, Any]:
 
     os.environ["ROLLOUT_BASE_URL"] = os.environ["OPENAI_BASE_URL"]
     os.environ["ROLLOUT_API_KEY"] = os.environ["OPENAI_API_KEY"]
-    limits = {name: settings[name] for name in ("message_limit", "time_limit") if settings[name] is not None}
-    wanted = json.load(sys.stdin)["id"]
+    names = ("message_limit", "time_limit", "sandbox")
+    limits = {name: settings[name] for name in names if settings[name] is not None}
+    given = json.load(sys.stdin)
+    wanted = given["id"]
+    found = samples(task).get(wanted)
+    if found is not None and given.get("key", key_of(found)) != key_of(found):
+        return {"error": f"sample {wanted} is another one now than when samples were listed: their order must stay"}
     model = f"openai-api/rollout/{os.environ['OPENAI_MODEL']}"
     with tempfile.TemporaryDirectory() as logs:  # from which samples are read when they are asked for
         [log] = evaluate(
@@ -79,6 +103,6 @@ def run(task: Any, settings: dict[str, Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     what, name, given = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
     if what == "list":
-        listed(load(name, given["arguments"]))
+        listed(load(name, given["arguments"]), given["sandbox"])
     else:
         print("\n" + json.dumps(run(load(name, given["arguments"]), given)))  # noqa: T201

@@ -14,36 +14,57 @@ TOTAL = "reward"
 
 
 def load(name: str, given: dict[str, Any]) -> Any:
-    """The environment of a taskset's package, its one agent on this machine and without retries.
+    """The environment of a taskset's package, its one agent where `placed` says and without retries.
 
     A retry would be a second conversation in the same attempt, recorded as if it were one with the first.
     """
     try:
         import verifiers.v1 as vf
+        from verifiers.v1.configs.agent import agent_config_fields
+        from verifiers.v1.utils.generic import concrete_type
+        from verifiers.v1.utils.loaders import default_harness_id, environment_class
     except ImportError:
         import verifiers
 
         version = getattr(verifiers, "__version__", "older")
-        raise SystemExit(f"This is verifiers {version}, and environments of its first API are not taken.") from None
-    from verifiers.v1.configs.agent import agent_config_fields
-    from verifiers.v1.utils.generic import concrete_type
-    from verifiers.v1.utils.loaders import environment_class
+        raise SystemExit(
+            f"This is verifiers {version}, whose environments are not taken: verifiers 0.4 or newer is needed."
+        ) from None
 
     kind = environment_class(name)
     config = concrete_type(kind, vf.EnvConfig, origin=vf.Env) or vf.EnvConfig
-    roles = [n for n, field in config.model_fields.items() if isinstance(field.default, vf.AgentConfig)]
+    roles = {n: f.default for n, f in config.model_fields.items() if isinstance(f.default, vf.AgentConfig)}
     if len(roles) != 1:
         raise SystemExit(f"{name} has the agents {', '.join(roles)}: those of one agent are taken.")
-    agent = {
-        "runtime": {"type": "subprocess"},
-        **{n: given[n] for n in ("harness", "max_turns") if given[n] is not None},
-    }
-    if isinstance(given["harness"], str):
-        agent["harness"] = {"id": given["harness"]}
-    made = config.model_validate({"taskset": {**given["arguments"], "id": name}, roles[0]: agent})
+    [(role, authors)] = roles.items()
+    agent = {n: given[n] for n in ("harness", "max_turns", "runtime") if given[n] is not None}
+    for setting, key in (("harness", "id"), ("runtime", "type")):
+        if isinstance(agent.get(setting), str):
+            agent[setting] = {key: agent[setting]}
+    if "harness" not in agent and authors.harness is None and default_harness_id(name) != name:
+        agent["harness"] = {"id": "null"}  # verifiers would give it a shell
+    made = config.model_validate({"taskset": {**given["arguments"], "id": name}, role: agent})
     [spec] = agent_config_fields(made).values()
     spec.retries = made.retries = type(spec.retries)()
+    placed(made, spec, asked=given["runtime"] is not None, authors="runtime" in authors.model_fields_set)
     return kind(made)
+
+
+def placed(made: Any, spec: Any, *, asked: bool, authors: bool) -> None:
+    """Let its program run where the user or the environment's author says, else on this machine (verifiers' own default
+    is a sandbox that somebody sells), where only a program runs unasked that executes nothing the model writes."""
+    from verifiers.v1.runtimes import SubprocessConfig
+    from verifiers.v1.utils.loaders import harness_class
+
+    if not asked and not authors:
+        spec.runtime = SubprocessConfig()
+    [program] = made.agent_harnesses().values()
+    if not asked and isinstance(spec.runtime, SubprocessConfig) and harness_class(program.id).EXECUTES_CODE:
+        raise SystemExit(
+            f"The agent's program (harness {program.id}) executes what the model writes. Say where: in a container "
+            "(runtime=docker or runtime=podman), or on this machine, with all that you may do on it "
+            "(runtime=subprocess). harness=null is a conversation with the taskset's tools and executes nothing."
+        )
 
 
 def tasks(environment: Any, given: dict[str, Any]) -> Any:
@@ -56,20 +77,31 @@ def tasks(environment: Any, given: dict[str, Any]) -> Any:
 
 
 def listed(environment: Any, given: dict[str, Any]) -> None:
+    from verifiers.v1.configs.agent import agent_config_fields
+    from verifiers.v1.utils.compile import resolve_runtime_config
+
+    [spec] = agent_config_fields(environment.config).values()
     for task in tasks(environment, given):
+        try:
+            resolve_runtime_config(spec.runtime, task)
+        except ValueError as error:
+            raise SystemExit(f"runtime={spec.runtime.type}: {error}") from None
         prompt = task.data.prompt
         said = prompt if isinstance(prompt, str) else task.data.name or ""
-        print(json.dumps({"id": task.data.idx, "name": task.data.name, "input": said[:2000]}))  # noqa: T201
+        whole = {"id": task.data.idx, "key": task.key, "name": task.data.name, "input": said[:2000]}
+        print(json.dumps(whole))  # noqa: T201
 
 
 async def run(environment: Any, given: dict[str, Any]) -> dict[str, Any]:
     import verifiers.v1 as vf
     from verifiers.v1.clients import ModelContext
 
-    wanted = json.load(sys.stdin)["id"]
-    task = next((one for one in tasks(environment, given) if one.data.idx == wanted), None)
+    wanted = json.load(sys.stdin)
+    task = next((one for one in tasks(environment, given) if one.data.idx == wanted["id"]), None)
     if task is None:
-        return {"error": f"the taskset has no task {wanted} any more"}
+        return {"error": f"the taskset has no task {wanted['id']} any more"}
+    if wanted.get("key", task.key) != task.key:
+        return {"error": f"task {wanted['id']} is another one now than when tasks were listed: its order must stay"}
     client = vf.EvalClientConfig(base_url=os.environ["OPENAI_BASE_URL"], api_key_var="OPENAI_API_KEY")
     model = ModelContext(model=os.environ["OPENAI_MODEL"], client=client, sampling=vf.SamplingConfig())
     async with environment.serving():
