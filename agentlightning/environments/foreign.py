@@ -1,8 +1,9 @@
 """Environments whose package runs in an interpreter of its own, since its versions fight with ours.
 
 A worker is a script that imports that package and nothing of ours. `worker.py list NAME` prints its tasks, each as a
-line of JSON; `worker.py run NAME` reads one of them on stdin, works on it, and prints as its last line
-`{"rewards": {name: number}}`, or `{"error": text}` where there is none. It finds its model in the usual variables.
+line of JSON, those that the environment itself validates on with `"split": "validation"`. `worker.py run NAME` reads
+one of them on stdin, works on it, and prints as its last line `{"rewards": {name: number}}`, or `{"error": text}` where
+there is none. It finds its model in the usual variables.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class ForeignEnvironment(Environment):
     def __init__(
         self, name: str, *, python: str | None, reward_key: str | None, settings: Mapping[str, Any], val_tasks: int
     ) -> None:
-        """`settings` are the worker's; the last `val_tasks` of its tasks are for validation."""
+        """`settings` are the worker's; so many of its tasks as `val_tasks` says are for validation."""
         self.name, self.reward_key = name, reward_key
         self._python = str(Path(python).expanduser()) if python else sys.executable
         self._settings = json.dumps(dict(settings))
@@ -59,19 +60,26 @@ class ForeignEnvironment(Environment):
         return [self._python, str(self.worker), what, self.name, self._settings]
 
     def tasks(self) -> Sequence[Any]:
-        found = self._all()
-        return found[: len(found) - self._val]
+        return self._split()[0]
 
     def val_tasks(self) -> Sequence[Any]:
-        found = self._all()
-        return found[len(found) - self._val :] if self._val else []
+        return self._split()[1]
 
-    def _all(self) -> list[Any]:
+    def _split(self) -> tuple[list[Any], list[Any]]:
+        """Tasks to train and to validate on: of the environment's own for that, the first; else the last of all."""
         if self._listed is None:
             self._listed = self._read()
-        if not 0 <= self._val < len(self._listed):
-            raise ConfigError(f"{self.scheme}: val_tasks is {self._val}, and there are {len(self._listed)} tasks.")
-        return self._listed
+        trained = [task for task in self._listed if task.get("split") != "validation"]
+        kept = [task for task in self._listed if task.get("split") == "validation"]
+        most = len(kept) if kept else len(trained) - 1
+        if not 0 <= self._val <= most:
+            raise ConfigError(
+                f"{self.scheme}: val_tasks is {self._val}, and there are {len(trained)} tasks"
+                f"{f' and {len(kept)} to validate on' if kept else ''}."
+            )
+        if kept:
+            return trained, kept[: self._val]
+        return trained[: len(trained) - self._val], trained[len(trained) - self._val :]
 
     def _read(self) -> list[Any]:
         try:
@@ -94,7 +102,7 @@ class ForeignEnvironment(Environment):
 
     async def probes(self, tasks: Sequence[Any]) -> AsyncIterator[Probe]:
         began = time.perf_counter()
-        count = len(await asyncio.to_thread(self._all))
+        count = sum(map(len, await asyncio.to_thread(self._split)))
         seconds = time.perf_counter() - began
         yield Probe(
             task=f"{count} tasks", by="loading", reward=None, expected="tasks", good=count > 0, why="", seconds=seconds

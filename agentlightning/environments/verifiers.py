@@ -1,4 +1,4 @@
-"""`verifiers:NAME`: a taskset of verifiers with its agent and its rewards."""
+"""`verifiers:NAME`: a taskset of verifiers with its agent and its rewards, or an environment of its first API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class VerifiersEnvironment(ForeignEnvironment):
 
     scheme = "verifiers"
     summary = "a taskset of verifiers: its tasks, its agent, its rewards"
-    tested = "verifiers 0.4.0"
+    tested = "verifiers 0.4.0, 0.1.14"
     worker = Path(__file__).parent / "workers" / "verifiers_tasks.py"
     install = "pip install verifiers uv, and the environment's own package"
 
@@ -33,11 +33,11 @@ class VerifiersEnvironment(ForeignEnvironment):
     ) -> None:
         """
         Args:
-            name: The taskset's id, as `vf-eval` takes it: the name of a package that is installed, or lies here.
+            name: The id, as `vf-eval` takes it: the name of a package that is installed, or lies here.
             python: The interpreter in which verifiers is installed; this one if not given.
             reward_key: Which reward trains; "reward" if not given, the sum of all by their weights.
             tasks: So many tasks are taken, the first ones; all if not given.
-            val_tasks: So many of them, the last ones, are to validate on.
+            val_tasks: So many are to validate on: the last ones, or the first of the environment's own evaluation rows.
             harness: The agent's program: its id, or its id with its settings; the taskset's own if not given, else
                 "null", a conversation with the taskset's tools (in verifiers itself "bash", which has a shell).
             runtime: Where that program runs: "docker", "podman" or "subprocess" (on this machine), or one with its

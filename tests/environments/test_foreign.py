@@ -91,7 +91,7 @@ def test_what_cannot_be_loaded_says_why(worker: Path, tmp_path: Path) -> None:
         Own(worker, name="broken").tasks()
     with pytest.raises(ConfigError, match="cannot be run"):
         Own(worker, python=str(tmp_path / "nowhere")).tasks()
-    with pytest.raises(ConfigError, match="there are 6 tasks"):
+    with pytest.raises(ConfigError, match=r"there are 6 tasks\."):
         Own(worker, val_tasks=6).tasks()
     worker.write_text("import no_such_package")
     with pytest.raises(ConfigError, match="pip install own"):
@@ -310,6 +310,84 @@ async def test_with_verifiers_itself(verifiers_python: str, tmp_path: Path, monk
     for name, (options, words) in refused.items():
         with pytest.raises(ConfigError, match=words):
             VerifiersEnvironment(name, python=verifiers_python, **options).tasks()
+
+
+ROWS = """\
+import verifiers as vf
+from datasets import Dataset
+
+def load_environment(first=1, together=False, broken=False, failing=False):
+    rows = [{"question": f"What is {a} + {a}?", "answer": str(2 * a)} for a in range(first, first + 4)]
+
+    def right(completion, answer, **others):
+        if broken:
+            raise RuntimeError("the reward broke")
+        return float(answer in completion[-1]["content"])
+
+    async def short(completion):
+        return float(len(completion[-1]["content"]) < 10)
+
+    def compared(completions):
+        return [1.0 for _ in completions]
+
+    class Failing(vf.SingleTurnEnv):
+        async def rollout(self, *given, **others):
+            raise vf.Error("the agent broke")
+
+    inner = vf.Rubric(funcs=[right, compared] if together else [right], weights=[2.0, 1.0][: 1 + together])
+    rubric = vf.RubricGroup([inner, vf.Rubric(funcs=[short], weights=[0.5])])
+    kept = [{"question": "What is 0 + 0?", "answer": "0"}, {"question": "What is 9 + 9?", "answer": "18"}]
+    return (Failing if failing else vf.SingleTurnEnv)(
+        dataset=Dataset.from_list(rows), eval_dataset=Dataset.from_list(kept), rubric=rubric, system_prompt="Answer."
+    )
+"""
+
+
+@pytest.fixture(scope="module")
+def first_verifiers_python() -> str:
+    """An interpreter with the first API of verifiers: FIRST_VERIFIERS_PYTHON, or one that is made."""
+    return interpreter("FIRST_VERIFIERS_PYTHON", ("verifiers==0.1.14",), (sys.executable,))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_with_the_first_api_of_verifiers(
+    first_verifiers_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tasksets(tmp_path, monkeypatch, asked_sums=ROWS)
+
+    def made(val_tasks: int = 0, **given: Any) -> VerifiersEnvironment:
+        options = {name: given.pop(name) for name in ("tasks", "max_turns", "harness", "runtime") if name in given}
+        return VerifiersEnvironment(
+            "asked-sums", python=first_verifiers_python, val_tasks=val_tasks, arguments=given, **options
+        )
+
+    env = made(val_tasks=1, first=5, tasks=3)
+    assert [task["input"] for task in env.tasks()] == [f"What is {n} + {n}?" for n in (5, 6, 7)]
+    assert [task["input"] for task in env.val_tasks()] == ["What is 0 + 0?"]
+    right = {"reward": 2.0, "right": 1.0, "short": 0.0, "num_turns": 1.0}
+    assert await earned(env, env.tasks()[0], doubled, monkeypatch) == (right, "reward")
+    wrong = {"reward": 0.5, "right": 0.0, "short": 1.0, "num_turns": 1.0}
+    assert await earned(env, env.val_tasks()[0], doubled, monkeypatch) == (wrong, "reward")
+    for given, task, words in (
+        ({"broken": True}, "train-0", "the reward broke"),
+        ({"failing": True}, "train-0", "the agent broke"),
+        ({"tasks": 2}, "train-2", "no task train-2"),
+    ):
+        with pytest.raises(ExecutorError, match=words):
+            await earned(made(**given), {"id": task}, doubled, monkeypatch)
+    with pytest.raises(ExecutorError, match="another one now"):
+        await earned(made(first=2), made().tasks()[0], doubled, monkeypatch)
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"together": True}, "rewards the rollouts of a group together"),
+        ({"harness": "bash"}, "harness is for tasksets"),
+        ({"runtime": "docker"}, "runtime is for tasksets"),
+        ({"unknown": 1}, "unknown"),
+        ({"val_tasks": 3}, "2 to validate on"),
+    ]
+    for given, words in refused:
+        with pytest.raises(ConfigError, match=words):
+            made(**given).tasks()
 
 
 EXECUTED = "executes what the model writes"

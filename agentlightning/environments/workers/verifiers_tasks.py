@@ -1,9 +1,14 @@
 # pyright: basic, reportMissingImports=false
-"""The worker of `verifiers:`; see `foreign`. It runs where verifiers is installed, and imports nothing of ours."""
+"""The worker of `verifiers:`; see `foreign`. It runs where verifiers is installed, and imports nothing of ours.
+
+What is here is for tasksets (`verifiers.v1` of 0.4); `verifiers_first_api` is for what came before them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import importlib.metadata
 import json
 import os
 import sys
@@ -23,13 +28,9 @@ def load(name: str, given: dict[str, Any]) -> Any:
         from verifiers.v1.configs.agent import agent_config_fields
         from verifiers.v1.utils.generic import concrete_type
         from verifiers.v1.utils.loaders import default_harness_id, environment_class
-    except ImportError:
-        import verifiers
-
-        version = getattr(verifiers, "__version__", "older")
-        raise SystemExit(
-            f"This is verifiers {version}, whose environments are not taken: verifiers 0.4 or newer is needed."
-        ) from None
+    except ImportError as error:
+        version = importlib.metadata.version("verifiers")
+        raise SystemExit(f"This is verifiers {version}: 0.4 is needed, or 0.1 with its first API ({error}).") from None
 
     kind = environment_class(name)
     config = concrete_type(kind, vf.EnvConfig, origin=vf.Env) or vf.EnvConfig
@@ -122,7 +123,11 @@ async def run(environment: Any, given: dict[str, Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     what, name, given = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+    import verifiers
+
+    first = hasattr(verifiers, "load_environment")
+    api = importlib.import_module("verifiers_first_api") if first else sys.modules[__name__]
     if what == "list":
-        listed(load(name, given), given)
+        api.listed(api.load(name, given), given)
     else:
-        print("\n" + json.dumps(asyncio.run(run(load(name, given), given))))  # noqa: T201
+        print("\n" + json.dumps(asyncio.run(api.run(api.load(name, given), given))))  # noqa: T201
