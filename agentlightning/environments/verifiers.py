@@ -14,7 +14,7 @@ class VerifiersEnvironment(ForeignEnvironment):
 
     scheme = "verifiers"
     summary = "a taskset of verifiers: its tasks, its agent, its rewards"
-    tested = "verifiers 0.4.0, 0.1.14"
+    tested = "verifiers 0.4.0, 0.2.1, 0.1.14"
     worker = Path(__file__).parent / "workers" / "verifiers_tasks.py"
     install = "pip install verifiers uv, and the environment's own package"
 

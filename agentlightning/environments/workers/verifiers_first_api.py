@@ -1,4 +1,4 @@
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 """Environments of the first API of verifiers (`load_environment`, versions 0.1 and 0.2), for `verifiers_tasks`."""
 
 from __future__ import annotations

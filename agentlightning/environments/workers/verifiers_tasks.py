@@ -7,7 +7,6 @@ What is here is for tasksets (`verifiers.v1` of 0.4); `verifiers_first_api` is f
 from __future__ import annotations
 
 import asyncio
-import importlib
 import importlib.metadata
 import json
 import os
@@ -125,8 +124,10 @@ if __name__ == "__main__":
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
     import verifiers
 
-    first = hasattr(verifiers, "load_environment")
-    api = importlib.import_module("verifiers_first_api") if first else sys.modules[__name__]
+    if hasattr(verifiers, "load_environment"):
+        import verifiers_first_api as api
+    else:
+        api = sys.modules[__name__]
     if what == "list":
         api.listed(api.load(name, given), given)
     else:
