@@ -155,10 +155,12 @@ class Good:
 
 
 async def good_rollouts(store: LightningStore, run_id: str | None, good: Good) -> list[Episode]:
-    """The good rollouts of a run (None: of a store that knows no runs), in the order in which they began."""
-    found = [e async for e in _rewarded(store, run_id, [good.mode or RolloutMode.TRAIN], good.min_reward)]
+    """The good rollouts of a run, in the order in which they began. Of a store that knows no runs (None), as that of a
+    gateway, those without a reward too, unless rewards choose among them.
+    """
+    found = [e async for e in _ended_well(store, run_id, [good.mode or RolloutMode.TRAIN], good)]
     if not found and good.mode is None:
-        found = [e async for e in _rewarded(store, run_id, None, good.min_reward)]
+        found = [e async for e in _ended_well(store, run_id, None, good)]
     if good.best_of is None:
         return found
     kept: set[str] = set()
@@ -181,22 +183,23 @@ def task_key(task: Any) -> str:
     return json.dumps(task, sort_keys=True, default=repr)
 
 
-async def _rewarded(
-    store: LightningStore, run_id: str | None, modes: list[RolloutMode] | None, least: float | None
+async def _ended_well(
+    store: LightningStore, run_id: str | None, modes: list[RolloutMode] | None, good: Good
 ) -> AsyncIterator[Episode]:
+    unrewarded = run_id is None and good.min_reward is None and good.best_of is None
     offset, last = 0, False
     while not last:
         page = await store.query_rollouts(
             status_in=[RolloutStatus.SUCCEEDED],
             mode_in=modes,
             run_id_in=None if run_id is None else [run_id],
-            reward_min=least,
+            reward_min=good.min_reward,
             sort_by="start_time",
             limit=PAGE,
             offset=offset,
         )
         for episode in await collect(store, [r.rollout_id for r in page]):
-            if episode.good and episode.reward is not None:
+            if episode.good and (unrewarded or episode.reward is not None):
                 yield episode
         offset, last = offset + PAGE, len(page) < PAGE
 

@@ -54,8 +54,8 @@ def export_conversations(run: Path, to: Path, form: str, good: Good, agent: str 
     write = _write_parquet if to.suffix == ".parquet" else _write_jsonl
     told = run_sync(_read(run, form, good, agent))
     write(to, told)
-    rewards = Counter(round(episode.reward or 0.0, 3) for episode, _ in told)
-    of_rewards = ", ".join(f"{n} × {reward:g}" for reward, n in sorted(rewards.items(), reverse=True)[:5])
+    rewards = Counter(round(episode.reward, 3) for episode, _ in told if episode.reward is not None)
+    of_rewards = ", ".join(f"{n} × {reward:g}" for reward, n in sorted(rewards.items(), reverse=True)[:5]) or "none"
     written = sum(len(examples) for _, examples in told)
     terminal().print(
         f"{to}: {written} conversations of {len(told)} rollouts in the form '{form}'. Rewards: {of_rewards}"
@@ -83,20 +83,24 @@ async def _trajectories(run: Path, good: Good) -> dict[str, Any]:
     async with opened_run(run) as opened:
         run_id = opened.run.run_id if opened.run is not None else None
         for episode in await good_rollouts(opened.store, run_id, good):
-            rollout, attempt = episode.rollout, episode.attempt
-            spans = (await opened.store.query_spans(rollout.rollout_id, "latest")).items
-            trajectory = trajectory_of(
-                spans,
-                episode.calls,
-                session_id=rollout.rollout_id,
-                trajectory_id=attempt.attempt_id if attempt else rollout.rollout_id,
-                extra={"reward": episode.reward, "outcome": str(episode.outcome), "task": rollout.input},
-            )
+            trajectory = await trajectory_of_episode(opened.store, episode)
             if trajectory is not None:
-                found[rollout.rollout_id] = trajectory
+                found[episode.rollout.rollout_id] = trajectory
     if not found:
         raise ConfigError(f"No finished rollout of {run} has a model call{_hint(good, None)}.")
     return found
+
+
+async def trajectory_of_episode(store: LightningStore, episode: Episode) -> dict[str, Any] | None:
+    """As JSON has it; None where no call was answered."""
+    rollout, attempt = episode.rollout, episode.attempt
+    return trajectory_of(
+        (await store.query_spans(rollout.rollout_id, "latest")).items,
+        episode.calls,
+        session_id=rollout.rollout_id,
+        trajectory_id=attempt.attempt_id if attempt else rollout.rollout_id,
+        extra={"reward": episode.reward, "outcome": str(episode.outcome), "task": rollout.input},
+    )
 
 
 def _write_jsonl(to: Path, told: Sequence[tuple[Episode, list[Example]]]) -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from contextlib import AsyncExitStack, nullcontext
+from functools import partial
+from pathlib import Path
 
 from agentlightning.algorithm.base import PolicySpec
 from agentlightning.algorithm.checkpoint import served_model
+from agentlightning.algorithm.episode import collect
 from agentlightning.backend import ModelSpec
 from agentlightning.cli.commands.operate import GatewayOptions
+from agentlightning.cli.export import trajectory_of_episode
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.cli.serve import aliases_of, model_names
 from agentlightning.cli.store import read_secret
 from agentlightning.cli.upstream import read_upstreams
 from agentlightning.console import Console
 from agentlightning.errors import ConfigError, GatewayError
+from agentlightning.files import atomic_write, make_folder
 from agentlightning.gateway import Provider
 from agentlightning.gateway.history.answers import RecentAnswers
 from agentlightning.gateway.routing.models import Model
@@ -31,6 +38,7 @@ from agentlightning.trainer.serving import serve_models
 from agentlightning.trainer.sync import run_sync
 
 console = Console(highlight=False, soft_wrap=True)
+logger = logging.getLogger(__name__)
 
 
 def run_gateway(options: GatewayOptions) -> None:
@@ -48,6 +56,11 @@ def run_gateway(options: GatewayOptions) -> None:
         raise ConfigError("Say what to serve: --model MODEL, or --upstream NAME=URL of another provider.")
     if options.strict and options.model is None:
         raise ConfigError("--strict is of a model that is served here (--model): other providers check for themselves.")
+    if options.atif is not None:
+        try:
+            make_folder(options.atif)
+        except OSError as error:
+            raise ConfigError(f"--atif {options.atif}: {error.strerror or error}.") from None
     secret = None if options.secret_file is None else read_secret(options.secret_file, create=True)
     store_key = options.key or (find_key(server) if server else None)
     if secret is None and server and store_key:
@@ -78,9 +91,9 @@ async def _serve(
             gateway = (
                 await serve_models(stack, store, policy, models=served, any_model_name=True, secret=secret)
             ).gateway
-        app = AnonymousAccess(
-            gateway, store, made or options.api_key, answers=answers, sessions=Sessions(answers.seconds)
-        )
+        ended = None if options.atif is None else partial(_write_trajectory, store, options.atif)
+        sessions = Sessions(answers.seconds, ended=ended)
+        app = AnonymousAccess(gateway, store, made or options.api_key, answers=answers, sessions=sessions)
         stack.push_async_callback(app.close)
         front = LoopServer(
             app,
@@ -103,3 +116,15 @@ async def _serve(
             console.show_key("Clients send the key", made, stays)
         await interrupted()
         console.print("Stopped.")
+
+
+async def _write_trajectory(store: LightningStore, folder: Path, rollout_id: str) -> None:
+    """Of a session that is over. One that cannot be written stays in the store, from where `agl export` takes it."""
+    [episode] = await collect(store, [rollout_id])
+    trajectory = await trajectory_of_episode(store, episode)
+    if trajectory is None:
+        return
+    try:
+        atomic_write(folder / f"{rollout_id}.json", json.dumps(trajectory, ensure_ascii=False))
+    except OSError as error:
+        logger.warning("The trajectory of %s could not be written: %s. agl export --atif writes it.", rollout_id, error)

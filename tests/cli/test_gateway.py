@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,12 +11,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from openai import AuthenticationError, OpenAI
 
 from agentlightning.store import SqliteLightningStore
+from tests.adapter.test_atif import check as check_atif
+from tests.cli.test_looking import agl
 from tests.typed import typed
 
 CALC = [sys.executable, "-m", "agentlightning", "gateway", "--port", "0"]
@@ -66,6 +70,40 @@ async def test_a_model_behind_a_gateway_behind_a_gateway(tmp_path: Path) -> None
     assert calls["near.db"] == [], "the provider's tokens are its own"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_sessions_as_trajectories(tmp_path: Path) -> None:
+    """Each is written when it ends, and can be exported later: no reward is asked of what nobody rewarded."""
+    with (
+        running(tmp_path, "--model", "calc", "--atif", "seen") as url,
+        OpenAI(base_url=url, api_key="any", max_retries=0) as client,
+    ):
+        for session in ("a", "a", "b"):
+            client.chat.completions.create(
+                model="calc",
+                messages=[{"role": "user", "content": "1+2="}],
+                max_tokens=5,
+                extra_headers={"x-session-id": session},
+                extra_body={"min_tokens": 5},  # an empty answer teaches nothing
+            )
+        assert list((tmp_path / "seen").iterdir()) == []
+    written = [json.loads(file.read_text()) for file in (tmp_path / "seen").iterdir()]
+    for trajectory in written:
+        check_atif(trajectory)
+    agl("export", tmp_path / "gateway.db", "--atif", tmp_path / "later")
+    for trajectory in written:
+        assert json.loads((tmp_path / "later" / f"{trajectory['session_id']}.json").read_text()) == trajectory
+    agents = [[s for t in all_of(one) for s in t["steps"] if s["source"] == "agent"] for one in written]
+    assert sorted(map(len, agents)) == [1, 2]
+    assert all(len(step["metrics"]["completion_token_ids"]) > 0 for steps in agents for step in steps)
+    agl("export", tmp_path / "gateway.db", "--jsonl", tmp_path / "said.jsonl")
+    assert len((tmp_path / "said.jsonl").read_text().splitlines()) == 3
+
+
+def all_of(trajectory: dict[str, Any]) -> list[dict[str, Any]]:
+    return [trajectory, *trajectory.get("subagent_trajectories", ())]
+
+
 @pytest.mark.parametrize(
     "given",
     ["none", *(pytest.param(how, marks=pytest.mark.slow) for how in ("--no-key", "no upstream key"))],
@@ -102,6 +140,7 @@ def test_a_gateway_that_can_spend_has_a_key_unless_it_is_opened(tmp_path: Path, 
         (["--upstream", "gpt"], "NAME=URL"),
         (["--model", "calc", "--no-key", "--api-key", "k"], "only those who have the key"),
         (["--model", "calc", "--host", "0.0.0.0"], "give --api-key"),
+        (["--model", "calc", "--atif", "/dev/null/folder"], "--atif /dev/null/folder: Not a directory"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, arguments: list[str], message: str) -> None:

@@ -84,5 +84,12 @@ class GatewayOptions(Command):
     ] = None
     no_key: Annotated[bool, Option("--no-key", help="Let everybody on this machine spend by --upstream-key.")] = False
     allow_host: AllowHost = field(default_factory=list)
+    atif: Annotated[
+        Path | None,
+        Option(
+            help="Write the trajectory of each session into this folder when it ends, in ATIF 1.8, with the exact "
+            "tokens of --model and their log-probabilities."
+        ),
+    ] = None
     keep_answers: KeepAnswers = 60.0
     strict: Strict = False

@@ -45,10 +45,20 @@ class NamedSession:
 
 
 class Sessions:
-    """`seconds`: how long a session that is not used is kept; 0: each request is an attempt of its own."""
+    """`seconds`: how long a session that is not used is kept; 0: each request is an attempt of its own. `ended` is
+    called with the id of each rollout that is over.
+    """
 
-    def __init__(self, seconds: float = 0.0, *, most: int = MOST, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        seconds: float = 0.0,
+        *,
+        most: int = MOST,
+        clock: Callable[[], float] = time.monotonic,
+        ended: Callable[[str], Awaitable[object]] | None = None,
+    ) -> None:
         self._seconds = seconds
+        self._ended = ended
         self._most = most
         self._clock = clock
         self._open: OrderedDict[bytes, NamedSession] = OrderedDict()
@@ -105,18 +115,19 @@ class Sessions:
 
     def _finish(self, store: LightningStore, end: End, key: bytes) -> asyncio.Task[None]:
         """End the attempt of a session, to its end even if the server stops meanwhile."""
-        ending = asyncio.create_task(_end_if_begun(store, end, self._open.pop(key).ids))
+        ending = asyncio.create_task(self._end_if_begun(store, end, self._open.pop(key).ids))
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
         return ending
 
-
-async def _end_if_begun(store: LightningStore, end: End, ids: Ids | None) -> None:
-    try:
-        if ids is not None:
-            await _end(store, end, ids)
-    except AgentLightningError as error:  # one that cannot be ended keeps none of the others
-        logger.warning("The attempt of a session could not be ended: %s", error)
+    async def _end_if_begun(self, store: LightningStore, end: End, ids: Ids | None) -> None:
+        try:
+            if ids is not None:
+                await _end(store, end, ids)
+                if self._ended is not None:
+                    await self._ended(ids[0])
+        except AgentLightningError as error:  # one that cannot be ended keeps none of the others
+            logger.warning("The attempt of a session could not be ended: %s", error)
 
 
 async def _start(store: LightningStore, path: str) -> Ids:
