@@ -23,6 +23,7 @@ from agentlightning.algorithm.groups import Adam, Checkpoints, Diagnostics, Rewa
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.joint import Joint
 from agentlightning.algorithm.part import Part, PolicyHooks, RunHooks
+from agentlightning.algorithm.parts.branches import Branches
 from agentlightning.algorithm.parts.constraint import Constraint
 from agentlightning.algorithm.parts.correction import Correction
 from agentlightning.algorithm.parts.critic import Critic
@@ -57,6 +58,7 @@ __all__ = [
     "Adam",
     "Algorithm",
     "Baseline",
+    "Branches",
     "CallSettings",
     "Checkpoints",
     "Checks",

@@ -14,6 +14,7 @@ import msgspec
 from agentlightning.algorithm.base import PolicySpec
 from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.part import Part
+from agentlightning.algorithm.parts.branches import Branches
 from agentlightning.algorithm.parts.checkpoint_copy import Copies
 from agentlightning.algorithm.parts.constraint import Constraint, Constraints
 from agentlightning.algorithm.parts.correction import Correction, CorrectionKind
@@ -47,6 +48,7 @@ PARTS: tuple[type[Part], ...] = (
     Checks,
     Replay,
     GroupJudge,
+    Branches,
     Watched,
     Decoupled,
     # before credit: rewards, then what they are compared with
@@ -83,6 +85,8 @@ class FeatureSettings(TrainingSettings):
     """Punish rollouts for their length."""
     baseline: Nested[MovingBaseline, BaselineKey] = Nested(MovingBaseline())
     """A moving average of earlier returns that is subtracted."""
+    branches: Nested[Branches, int] = Nested(Branches())
+    """How states in the middle of a rollout are valued by continuations."""
     critic: Nested[Critic, float] = Nested(Critic())
     """How the critic of PPO is used."""
     teacher: Nested[Teacher, str] = Nested(Teacher())

@@ -65,6 +65,9 @@ FLAT: Mapping[str, tuple[str, str]] = {
     "hint": ("teacher", "hint"),
     "preflight": ("preflight", "mode"),
     "flat_steps": ("preflight", "flat_steps"),
+    "branches": ("branches", "continuations"),
+    "branch_share": ("branches", "share"),
+    "branch_turns": ("branches", "turns"),
     "lam": ("critic", "lam"),
     "critic_warmup": ("critic", "warmup"),
     "weight_decay": ("adam", "weight_decay"),
@@ -115,6 +118,8 @@ if TYPE_CHECKING:
         teacher_url: str | None = None
         hint: str | None = None
         flat_steps: int = 5
+        branch_share: float = 0.5
+        branch_turns: int = 2
         lam: float = 1.0
         critic_warmup: int = 0
         temperature: float = 1.0

@@ -130,8 +130,8 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, Algorithm):
     advantage: Annotated[Advantage, _COMPARES] = "grpo"
     """How returns are compared: a name, or a function of your own (returns_U, groups_U, counts_U)."""
     credit: str = "broadcast"
-    """Which calls a reward goes to: broadcast, return_to_go, per_turn, gigpo, hierarchical, gae, token_gae; or teacher,
-    which is `Distill`."""
+    """Which calls a reward goes to: broadcast, return_to_go, per_turn, gigpo, hierarchical, branches, gae or token_gae;
+    or teacher, which is `Distill`."""
     gamma: Annotated[float, Ge(0), Le(1), _TURNS] = 1.0
     """Discount per turn (per token in `token_gae`)."""
     group_by: Annotated[Literal["task", "rollout"], _GROUPS] = "task"

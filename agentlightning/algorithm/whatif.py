@@ -28,6 +28,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.types import FINISHED_ROLLOUT, RolloutMode
 from agentlightning.types.arrays import np
 from agentlightning.types.call import Float32Array
+from agentlightning.types.recording import FORK_OF
 
 if TYPE_CHECKING:
     from agentlightning.learner.compare import Gradient
@@ -118,6 +119,8 @@ async def stored_episodes(
     )
     groups: dict[Any, list[str]] = {name: [] for name in names or ()}
     for rollout in page:
+        if FORK_OF in rollout.metadata:
+            continue
         groups.setdefault(rollout.metadata.get("group"), []).append(rollout.rollout_id)
     # A step that was interrupted and done again has groups of the same names twice: the later ones were learned.
     ids = [rollout_id for group in groups.values() for rollout_id in group[-settings.group_size :]]

@@ -27,8 +27,8 @@ from agentlightning.litagent import LitAgent
 from agentlightning.metrics import SilentConsole
 from agentlightning.trainer import Trainer
 from agentlightning.trainer.sync import run_sync
-from agentlightning.types import RecordedAttempt, RolloutMode, Span, recording_of
-from agentlightning.types.names import CALL_ID
+from agentlightning.types import RecordedAttempt, RolloutMode, recording_of
+from agentlightning.types.recording import tool_call_ids_of
 
 
 class _Original(NamedTuple):
@@ -88,20 +88,9 @@ async def _recorded(options: ForkOptions) -> _Original:
     if at > len(calls):
         raise ConfigError(f"--at {at}: rollout {options.rollout} has {len(calls)} calls that a model here answered.")
     recording = recording_of(
-        options.rollout, calls[:at], tool_calls_of(spans), diverged="refuse" if options.refuse else "live"
+        options.rollout, calls[:at], tool_call_ids_of(spans), diverged="refuse" if options.refuse else "live"
     )
     return _Original(episode, recording, len(calls))
-
-
-def tool_calls_of(spans: Sequence[Span]) -> dict[str, list[str]]:
-    """The ids of the calls of tools in each call's answer."""
-    found: dict[str, list[str]] = {}
-    for span in spans:
-        said = span.attributes.get("gen_ai.output.messages")
-        if CALL_ID in span.attributes and isinstance(said, str):
-            parts = [part for message in json.loads(said) for part in message.get("parts", ())]
-            found[span.attributes[CALL_ID]] = [str(p.get("id")) for p in parts if p.get("type") == "tool_call"]
-    return found
 
 
 def _agent(options: ForkOptions) -> LitAgent[Any]:

@@ -19,6 +19,7 @@ from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.parts.constraint import recorded_constraints
 from agentlightning.store.base import LightningStore
 from agentlightning.types import FINISHED_ROLLOUT, Outcome, Rollout, RolloutMode, Run, Span
+from agentlightning.types.recording import FORK_OF
 from agentlightning.types.reward import weights_in
 
 LAST_ROLLOUTS = 384
@@ -166,9 +167,9 @@ async def _earlier_errors(store: LightningStore, episodes: Sequence[Episode]) ->
 
 
 async def _finished(store: LightningStore, runs: list[str] | None, order: Any, limit: int) -> list[Rollout]:
-    """Training rollouts, or where there are none, whatever there is; validations lie between them."""
+    """Training rollouts, or where there are none, whatever there is; validations and forks lie between them."""
     page = await store.query_rollouts(
-        run_id_in=runs, status_in=sorted(FINISHED_ROLLOUT), sort_by="start_time", sort_order=order, limit=2 * limit
+        run_id_in=runs, status_in=sorted(FINISHED_ROLLOUT), sort_by="start_time", sort_order=order, limit=6 * limit
     )
-    training = [r for r in page if r.mode is RolloutMode.TRAIN]
+    training = [r for r in page if r.mode is RolloutMode.TRAIN and FORK_OF not in r.metadata]
     return (training or list(page))[:limit]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field
 
 from agentlightning.types.call import Call
+from agentlightning.types.names import CALL_ID
 from agentlightning.types.resource import Resource
 from agentlightning.types.rollout import GivenRecord
+from agentlightning.types.span import Span
 
 
 class RecordedCall(GivenRecord):
@@ -50,6 +53,21 @@ class RecordedAttempt(Resource):
     calls: list[RecordedCall]
     diverged: Literal["live", "refuse"] = "live"
     """What happens to a call that is not in the recording before that has ended: it is sampled, or refused."""
+
+
+FORK_OF = "fork_of"
+"""The key of a rollout's metadata with the rollout from one of whose states it goes on."""
+
+
+def tool_call_ids_of(spans: Sequence[Span]) -> dict[str, list[str]]:
+    """The ids of the calls of tools in each call's answer, by call."""
+    found: dict[str, list[str]] = {}
+    for span in spans:
+        said = span.attributes.get("gen_ai.output.messages")
+        if CALL_ID in span.attributes and isinstance(said, str):
+            parts = [part for message in json.loads(said) for part in message.get("parts", ())]
+            found[span.attributes[CALL_ID]] = [str(p.get("id")) for p in parts if p.get("type") == "tool_call"]
+    return found
 
 
 def recording_of(

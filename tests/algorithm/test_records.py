@@ -35,6 +35,7 @@ NEEDED: dict[str, tuple[Any, dict[str, Any]]] = {
     "teacher_url": (agl.Distill, {"teacher": "m"}),
     "hint": (agl.SelfDistill, {}),
     **dict.fromkeys(("lam", "critic_warmup"), (agl.PPO, {})),
+    **dict.fromkeys(("branches", "branch_share", "branch_turns"), (agl.GRPO, {"credit": "branches"})),
     "filter_replay": (agl.GRPO, {"top_p": 0.5}),
     "reward_scale": (agl.RLOO, {}),
     "tensor_parallel": (agl.GRPO, {"ranks": 3, "gradient_noise_every": 0}),
@@ -45,7 +46,14 @@ NEEDED: dict[str, tuple[Any, dict[str, Any]]] = {
 VALUES: dict[str, Any] = {
     **{"kl_in": "reward", "kl_estimator": "k2", "correction": "token", "baseline": "task", "teacher": "calc"},
     **{"teacher_url": "http://localhost:1/v1", "hint": "answer", "preflight": "warn", "on_stall": "stop"},
-    **{"reference_share": 0.5, "correction_floor": 0.25, "lam": 0.5, "baseline_decay": 0.5, "adam_beta1": 0.5},
+    **{
+        "reference_share": 0.5,
+        "branch_share": 0.25,
+        "correction_floor": 0.25,
+        "lam": 0.5,
+        "baseline_decay": 0.5,
+        "adam_beta1": 0.5,
+    },
     **{"adam_beta2": 0.5, "correction_veto": 0.01, "top_p": 0.5, "min_p": 0.5, "device": "cuda:1", "dtype": "bfloat16"},
     **{"train_agents": "writer", "train_prompts": "You", "renderer": "qwen3", "in_flight": "continue"},
     **dict.fromkeys(("filter_replay", "cut_long_prompts", "strict_requests", "gradient_checkpointing"), True),

@@ -8,6 +8,8 @@
                  et al., arXiv 2505.10978, eq. 3, 7 and 8 with ω = 1)
 `hierarchical`   each invocation of an agent is compared with all invocations of that agent in the group, by what its
                  rollout earned plus what its own calls were given (M-GRPO, Hong et al., arXiv 2511.13288)
+`branches`       a call is worth the value of the next known state less that of the last one, the states' values being
+                 the means of what continuations earned; the first state is known from siblings, the last is the return
 `gae`            a critic says what a state is worth; generalised advantage estimation over turns
 `token_gae`      the same over sampled tokens, as PPO does for language models; γ counts per token
 `teacher`        a token is worth how much likelier a teacher finds it than the policy that sampled it: the reverse KL
@@ -57,11 +59,13 @@ class CreditMode:
     """It compares with what a critic expects, not with siblings."""
     teacher: bool = False
     """It compares with what a teacher would have said, not with siblings, and needs no reward."""
+    branches: bool = False
+    """It compares with what continuations of a rollout earned, which go on from its states."""
 
     @property
     def divides(self) -> bool:
         """Whether calls or tokens of one rollout may be worth different things."""
-        return self.turns or self.teacher
+        return self.turns or self.teacher or self.branches
 
     @property
     def compares(self) -> bool:
@@ -106,6 +110,32 @@ def gigpo(units: Sequence[Unit], rule: CreditRule, counts_U: Array, values: Valu
     steps_V = rule.estimator(returns_V, numbers([state for _, _, state in visits]), counts_V)
     for (n, t, _), step in zip(visits, steps_V.tolist(), strict=True):
         advantages[n][t] += step
+    return Assigned(advantages, _no_returns(units))
+
+
+def branches(units: Sequence[Unit], rule: CreditRule, counts_U: Array, values: Values) -> Assigned:
+    """With A(x) the advantage of a unit if it had earned x, a call between two known states of the values V and V' gets
+    A(V') − A(V): for `rloo` that is V' − V, and A(V) of the first state is 0. What a unit's calls get adds up to its
+    own advantage. Where no state in the middle is known it is `broadcast`.
+    """
+    advantages = [list(a) for a in broadcast(units, rule, counts_U, values).advantages]
+    groups_U = numbers([u.group for u in units])
+    for n, unit in enumerate(units):
+        known = [(t, values[c.info.call_id]) for t, c in enumerate(unit.calls) if c.info.call_id in values]
+        if not known or not counts_U[n]:
+            continue
+        members = np.flatnonzero(groups_U == groups_U[n]).tolist()
+        earned, own, alone = (
+            np.array([units[m].total for m in members], np.float32),
+            np.equal(members, n),
+            groups_U[members],
+        )
+        whole, start, before = advantages[n][0], 0, 0.0
+        for t, value in known:
+            at = float(rule.estimator(np.where(own, value[0], earned), alone, counts_U[members])[own][0])
+            advantages[n][start:t] = [at - before] * (t - start)
+            start, before = t, at
+        advantages[n][start:] = [whole - before] * (len(unit.calls) - start)
     return Assigned(advantages, _no_returns(units))
 
 
@@ -172,6 +202,7 @@ CREDIT_MODES: dict[str, CreditMode] = {
     "per_turn": CreditMode(per_turn),
     "gigpo": CreditMode(gigpo),
     "hierarchical": CreditMode(hierarchical, turns=False),
+    "branches": CreditMode(branches, turns=False, branches=True),
     "gae": CreditMode(gae_over_turns, critic=True),
     "token_gae": CreditMode(gae_over_tokens, critic=True),
     "teacher": CreditMode(from_teacher, turns=False, teacher=True),
