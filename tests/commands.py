@@ -223,7 +223,8 @@ ELSEWHERE = {
         "agl train --env verifiers:my-taskset --env-option python=./verifiers-env/bin/python --model ./my-model": (
             _ENVIRONMENTS
         ),
-        "uvicorn my_env:app --port 8000": "tests/environments/test_openenv.py",
+        "agl train --env openenv:my_env:app --env-option python=./openenv-env/bin/python --model ./my-model "
+        "--concurrency 8": "tests/environments/test_openenv.py",
         "agl train --env openenv:http://127.0.0.1:8000 --model ./my-model --concurrency 8": _ENVIRONMENTS,
         "agl export runs/my-run --atif trajectories": "tests/cli/test_export.py",
         "agl train --env gym:FrozenLake-v1 --env-option is_slippery=false --model ./my-model": _ENVIRONMENTS,

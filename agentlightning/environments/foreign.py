@@ -31,7 +31,7 @@ from agentlightning.types.reward import checked_reward
 _LIST_SECONDS = 300.0
 
 
-def _module_path() -> str:
+def module_path() -> str:
     """Where a worker finds modules: the folder that we were started in, and what PYTHONPATH names."""
     return os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
 
@@ -89,7 +89,7 @@ class ForeignEnvironment(Environment):
                 text=True,
                 timeout=_LIST_SECONDS,
                 check=False,
-                env={**os.environ, "PYTHONPATH": _module_path()},
+                env={**os.environ, "PYTHONPATH": module_path()},
             )
         except OSError as error:
             raise ConfigError(f"{self.scheme}: {self._python} cannot be run (python=…): {error}") from None
@@ -134,7 +134,7 @@ class _Worker(LitAgent[Any]):
                 done = await run_command(
                     self._environment.command("run"),
                     folder=Path(folder),
-                    environment={**base_environment(), **endpoint_variables(llm), "PYTHONPATH": _module_path()},
+                    environment={**base_environment(), **endpoint_variables(llm), "PYTHONPATH": module_path()},
                     stdin=json.dumps(task).encode(),
                     limits=Limits(),
                     captured=captured,

@@ -1,4 +1,6 @@
-"""`openenv:URL`: an environment that a server of OpenEnv has, played over its WebSocket without OpenEnv itself.
+"""`openenv:URL` or `openenv:MODULE:APP`: an environment of OpenEnv, played over its server's WebSocket.
+
+The server of a module is started here, in an interpreter with OpenEnv, and ends with this process.
 
 An action with one field is said in words; one that consists of tools of MCP, or of several fields, is a call of a tool.
 """
@@ -7,15 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+import weakref
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from agentlightning.environments.base import Environment, Probe
+from agentlightning.environments.foreign import module_path
 from agentlightning.environments.playing import ActionResult, PlayedEpisode, Player, last_number, seeds_of
 from agentlightning.errors import ConfigError, ExecutorError
 from agentlightning.outgoing import http_session
@@ -25,18 +37,21 @@ _WAIT_SECONDS = 120.0
 """How long an episode waits for a place; a server has one for each environment that it may have at a time."""
 _OWN = ("reward", "done", "metadata")
 _ACT = "act"
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*")
+_SERVER = Path(__file__).parent / "workers" / "openenv_server.py"
 
 
 class OpenEnvEnvironment(Environment):
     """An environment of OpenEnv: one field to say, several fields, or tools of MCP."""
 
-    summary = "an environment that a server of OpenEnv has, played in words or by tools"
+    summary = "an environment of OpenEnv, by its server's URL or its module, played in words or by tools"
     tested = "openenv 0.10.0"
 
     def __init__(
         self,
         url: str,
         *,
+        python: str | None = None,
         tasks: int = 64,
         val_tasks: int = 0,
         first_seed: int = 0,
@@ -48,7 +63,8 @@ class OpenEnvEnvironment(Environment):
     ) -> None:
         """
         Args:
-            url: The server's, such as http://127.0.0.1:8000; start it with `uvicorn my_env:app`.
+            url: The server's, such as http://127.0.0.1:8000, or the module with its application, such as my_env:app.
+            python: The interpreter in which the module and OpenEnv are installed; this one if not given.
             tasks: How many there are. A task is a seed, with which its episode begins.
             val_tasks: How many further ones there are to validate on.
             first_seed: The seed of the first task.
@@ -59,9 +75,17 @@ class OpenEnvEnvironment(Environment):
             seconds: How long the environment may take to answer.
         """
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"openenv:{url}: give the address of a server, such as openenv:http://127.0.0.1:8000")
         self.url = url.rstrip("/")
+        self._server: ModuleServer | None = None
+        if parts.scheme not in ("http", "https") and _MODULE.fullmatch(url):
+            self._server = ModuleServer(url, python)
+        elif parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(
+                f"openenv:{url}: give the address of a server, such as openenv:http://127.0.0.1:8000, or a module with "
+                "its application, such as openenv:my_env:app."
+            )
+        elif python is not None:
+            raise ConfigError("python is for a module, such as openenv:my_env:app; a server has its own interpreter.")
         self._seeds, self._val_seeds = seeds_of("openenv", tasks, val_tasks, first_seed)
         self.instructions, self.reset, self.seconds = instructions, dict(reset or {}), seconds
         self.agent = Player(f"openenv:{url}", self.open, remembers=remembers, answer_tokens=answer_tokens)
@@ -98,26 +122,95 @@ class OpenEnvEnvironment(Environment):
     async def open(self, seed: int) -> AsyncIterator[_OpenEnvEpisode]:
         """An episode with a connection of its own. Raises ExecutorError where the server has none."""
         async with http_session(timeout=aiohttp.ClientTimeout(total=None, connect=self.seconds)) as session:
+            url, headers = self.url, {}
+            if self._server is not None:
+                url, headers = await asyncio.to_thread(self._server.address)
             try:
                 async with asyncio.timeout(self.seconds):
-                    async with session.get(f"{self.url}/schema") as found:
+                    async with session.get(f"{url}/schema", headers=headers) as found:
                         found.raise_for_status()
                         schema = (await found.json())["action"]
             except (aiohttp.ClientError, OSError, ValueError, KeyError, TimeoutError) as error:
                 raise ExecutorError(f"openenv:{self.url} is no server of OpenEnv that answers: {error}") from error
-            connection = await _connected(session, self.url, self.seconds)
+            connection = await _connected(session, url, headers, self.seconds)
             try:
                 yield _OpenEnvEpisode(self, connection, schema, seed)
             finally:
                 await asyncio.shield(_closed(connection))
 
 
-async def _connected(session: aiohttp.ClientSession, url: str, seconds: float) -> aiohttp.ClientWebSocketResponse:
+class ModuleServer:
+    """The server of a module's application, started when it is first asked for, and again when it has died."""
+
+    def __init__(self, application: str, python: str | None) -> None:
+        self._application = application
+        self._python = str(Path(python).expanduser()) if python else sys.executable
+        self._starting = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._url, self._key = "", secrets.token_urlsafe(16)
+        self._end: Callable[[], Any] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ModuleServer, (self._application, self._python)  # another process has a server of its own
+
+    def address(self) -> tuple[str, dict[str, str]]:
+        """Its URL, and the headers that it asks for. Raises ExecutorError where the module cannot be loaded."""
+        with self._starting:
+            if self._process is not None and self._process.poll() is not None and self._end is not None:
+                self._end()
+                self._process = None
+            if self._process is None:
+                self._start()
+            return self._url, {"x-agl-key": self._key}
+
+    def _start(self) -> None:
+        with tempfile.TemporaryFile() as errors:
+            try:
+                process = subprocess.Popen(
+                    [self._python, str(_SERVER), self._application],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    env={**os.environ, "PYTHONPATH": module_path()},
+                )
+            except OSError as error:
+                raise ExecutorError(f"openenv: {self._python} cannot be run (python=…): {error}") from None
+            assert process.stdout is not None
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):
+                process.stdin.write(f"{self._key}\n".encode())
+                process.stdin.flush()
+            late = threading.Timer(_WAIT_SECONDS, process.kill)
+            late.start()
+            port = process.stdout.readline().decode().strip()
+            late.cancel()
+            if not port.isdigit():
+                process.kill()
+                _end(process)
+                errors.seek(0)
+                said = errors.read().decode(errors="replace").strip()[-800:]
+                raise ExecutorError(f"openenv: {self._application} cannot be served by {self._python}.\n{said}")
+        self._process, self._url = process, f"http://127.0.0.1:{port}"
+        self._end = weakref.finalize(self, _end, process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """By the end of its stdin."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(BrokenPipeError):
+                pipe.close()
+    process.wait()
+
+
+async def _connected(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], seconds: float
+) -> aiohttp.ClientWebSocketResponse:
     """A connection that has a place. Waits for one where the server is full."""
     until = time.monotonic() + _WAIT_SECONDS
     while True:
         try:
-            connection = await session.ws_connect(f"{url}/ws", max_msg_size=64 * 1024 * 1024)
+            connection = await session.ws_connect(f"{url}/ws", headers=headers, max_msg_size=64 * 1024 * 1024)
             await connection.send_str(json.dumps({"type": "state"}))
             answer = await _received(connection, seconds)
         except (aiohttp.ClientError, OSError) as error:

@@ -94,7 +94,7 @@ def walked(random: np.random.Generator, path: tuple[int, ...] = ()) -> tuple[int
     return path
 
 
-def gradients(choose: Choose, *, groups: int = 4000, size: int = 4, continuations: int = 4) -> np.ndarray:
+def gradients(choose: Choose, *, groups: int = 2000, size: int = 4, continuations: int = 4) -> np.ndarray:
     """Estimates by group: [groups, logits]."""
     random = np.random.default_rng(7)
     found = np.zeros((groups, len(THETA)))
@@ -170,14 +170,14 @@ def trained(folder: Path, agent: agl.LitAgent[Any], **settings: Any) -> list[dic
 
 
 async def test_continuations_say_what_states_are_worth(tmp_path: Path) -> None:
-    rows = await asyncio.to_thread(trained, tmp_path / "run", agent_of(3))
+    rows = await asyncio.to_thread(trained, tmp_path / "run", agent_of(3), steps=1, tasks_per_step=1, branches=2)
     assert all(row["branches/states"] > 0 and row["branches/lost"] == 0 for row in rows)
-    assert all(row["branches/forks"] == 4 * row["branches/states"] for row in rows)
+    assert all(row["branches/forks"] == 2 * row["branches/states"] for row in rows)
     store = SqliteLightningStore(tmp_path / "run" / "store.db")
     rollouts = await store.query_rollouts(limit=-1)
     forks = [r for r in rollouts if FORK_OF in r.metadata]
     originals = {r.rollout_id: r for r in rollouts if FORK_OF not in r.metadata}
-    assert len(originals) == 2 * 2 * 3
+    assert len(originals) == 3
     calls = await store.query_calls([r.rollout_id for r in rollouts])
     for fork in forks:
         original = originals[fork.metadata[FORK_OF]]

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import os
+import pickle
+import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import psutil
 import pytest
 from aiohttp import WSMsgType, web
 
 import agentlightning as agl
-from agentlightning.environments.openenv import OpenEnvEnvironment
+from agentlightning.environments.openenv import ModuleServer, OpenEnvEnvironment
 from agentlightning.errors import ConfigError, ExecutorError
 from tests.environments.interpreters import interpreter
 from tests.environments.model import Answer, answering, attempted
@@ -208,10 +215,68 @@ async def test_one_that_is_not_there_is_said() -> None:
         assert [task["seed"] for task in env.val_tasks()] == [2]
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ws://127.0.0.1", "http://", "my_env:app"])
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ws://127.0.0.1", "http://", "my_env", "my-env:app"])
 def test_an_address_is_needed(url: str) -> None:
     with pytest.raises(ConfigError, match="address of a server"):
         agl.load_environment(f"openenv:{url}")
+
+
+PAGE = """\
+import os
+async def app(scope, receive, send):
+    print("a line of its own")
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": str(os.getpid()).encode()})
+"""
+
+
+def test_the_server_of_a_module_is_started_once_and_again_when_it_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "page.py").write_text(PAGE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    server = ModuleServer("page:app", None)
+
+    def process(of: ModuleServer) -> int:
+        url, headers = of.address()
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(url)
+        with pytest.raises(urllib.error.HTTPError, match="404") as raised:
+            urllib.request.urlopen(urllib.request.Request(url, headers=headers))
+        return int(raised.value.read())
+
+    first = process(server)
+    assert process(server) == first
+    other = pickle.loads(pickle.dumps(server))
+    assert process(other) != first, "another process that is sent it has its own"
+    os.kill(first, signal.SIGKILL)
+    second = first
+    while second == first:
+        with suppress(OSError):  # it takes a moment to die
+            second = process(server)
+    del server
+    gc.collect()
+    assert not psutil.pid_exists(second)
+
+
+async def test_a_module_that_cannot_be_served_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.py").write_text("raise RuntimeError('it is broken')")
+    (tmp_path / "page.py").write_text(PAGE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for name, options, words in (
+        ("broken:app", {}, "it is broken"),
+        ("page:other", {}, "other"),
+        ("no_such_module:app", {}, "no_such_module"),
+        ("page:app", {"python": str(tmp_path / "none")}, "cannot be run"),
+        ("page:app", {}, "no server of OpenEnv"),
+    ):
+        env = agl.load_environment(f"openenv:{name}", tasks=1, **options)
+        [probe] = [probe async for probe in env.probes(env.tasks())]
+        assert not probe.good
+        assert words in probe.why
+    with pytest.raises(ConfigError, match="python is for a module"):
+        agl.load_environment("openenv:http://127.0.0.1:9", python="p")
 
 
 @pytest.fixture(scope="module")
@@ -265,6 +330,21 @@ def bisecting(messages: list[dict[str, Any]]) -> str:
 )
 async def test_with_the_package_itself(served: str, answer: Answer) -> None:
     assert await asyncio.gather(*(played(served, answer, seed) for seed in range(8))) == [1.0] * 8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_a_module_of_the_package_itself(openenv: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(APP.parent))
+    name = f"{APP.stem}:guess"
+    server = ModuleServer(name, openenv)
+    url, headers = server.address()
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
+            await session.ws_connect(f"{url}/ws")
+        async with session.ws_connect(f"{url}/ws", headers=headers):
+            pass
+    assert await asyncio.gather(*(played(name, bisecting, n, python=openenv) for n in range(2))) == [1.0] * 2
 
 
 @pytest.mark.slow

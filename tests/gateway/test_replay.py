@@ -11,12 +11,12 @@ import anthropic
 import openai
 import pytest
 
-from agentlightning.cli.fork import tool_calls_of
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.replay import REPLAYED
 from agentlightning.gateway.sampling import sampler
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Call, RecordedAttempt, RolloutMode, recording_of
+from agentlightning.types.recording import tool_call_ids_of
 from tests.gateway.conftest import CALC, Site, calculator
 from tests.gateway.scripted import ScriptedEngine
 
@@ -108,7 +108,7 @@ TALKS: dict[str, Talk] = {
 
 
 async def recorded(site: Site, calls: list[Call], at: int, **given: Any) -> RecordedAttempt:
-    return recording_of(site.rollout_id, calls[:at], tool_calls_of(await site.spans()), **given)
+    return recording_of(site.rollout_id, calls[:at], tool_call_ids_of(await site.spans()), **given)
 
 
 async def fork(site: Site, recording: RecordedAttempt) -> Site:
