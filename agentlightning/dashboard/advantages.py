@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 from agentlightning.algorithm.credit.assignment import credit
 from agentlightning.algorithm.credit.modes import CREDIT_MODES
-from agentlightning.algorithm.credit.units import OUTCOME_USE, CreditRule
+from agentlightning.algorithm.credit.units import OUTCOME_USE, CreditRule, state_values
 from agentlightning.algorithm.episode import collect
 from agentlightning.errors import AgentLightningError
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import Outcome, Rollout, Run
+from agentlightning.types.recording import FORK_OF
 
 MOST_ROLLOUTS = 1024
 """Of a step; in larger ones only siblings are compared."""
@@ -37,7 +38,8 @@ async def advantages_of(store: SqlLightningStore, rollout: Rollout) -> Worth:
         return Worth({}, rule)
     ids = await _compared(store, rollout.run_id or "", step, str(group))
     try:
-        batches = credit(await collect(store, ids), rule)
+        episodes = [e for e in await collect(store, ids) if FORK_OF not in e.rollout.metadata]
+        batches = credit(episodes, rule, values=state_values(episodes))
     except AgentLightningError as error:  # also where numpy is not installed
         return Worth({}, str(error))
     return Worth({c.call.info.call_id: c.advantages.tolist() for batch in batches for c in batch}, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +16,11 @@ import pytest
 from openai import AsyncOpenAI
 
 import agentlightning as agl
+from agentlightning.algorithm.credit.assignment import credit
 from agentlightning.algorithm.credit.modes import CREDIT_MODES
-from agentlightning.algorithm.credit.units import CreditRule, Unit
-from agentlightning.algorithm.parts.branches import KEY, known_of
+from agentlightning.algorithm.credit.units import STATES, CreditRule, Unit, known_states, state_values
+from agentlightning.algorithm.episode import collect
+from agentlightning.dashboard.advantages import advantages_of
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import SilentConsole, read_metrics
 from agentlightning.store import SqliteLightningStore
@@ -187,13 +190,21 @@ async def test_continuations_say_what_states_are_worth(tmp_path: Path) -> None:
         assert all(np.array_equal(a.response_ids, b.response_ids) and not a.info.trained for a, b in pairs)
         assert all(call.info.trained for call in calls[fork.rollout_id][at:])
     for original in originals.values():
-        values = known_of(original)["values"]
+        values = known_states(original)["values"]
         mine = [f for f in forks if f.metadata[FORK_OF] == original.rollout_id]
         assert set(values) == {calls[original.rollout_id][f.metadata["at"]].info.call_id for f in mine}
         assert len(values) <= 2
     assert sum(row["branches/tokens"] for row in rows) == sum(
         len(call.response_ids) for f in forks for call in calls[f.rollout_id][f.metadata["at"] :]
     )
+    shown: dict[str, float] = {}
+    for original in originals.values():
+        for call_id, worth in (await advantages_of(store, original)).by_call.items():
+            shown.setdefault(call_id, worth[0])
+    episodes = await collect(store, list(originals))
+    batches = credit(episodes, replace(RLOO, keep_flat=True), values=state_values(episodes))
+    assert shown == {c.call.info.call_id: pytest.approx(c.advantages[0]) for batch in batches for c in batch}
+    assert all(len({shown[c.info.call_id] for c in e.calls}) > 1 for e in episodes if known_states(e.rollout)["values"])
     await store.close()
 
 
@@ -217,8 +228,8 @@ def test_what_is_known_belongs_to_one_rollout() -> None:
     """A sibling that is enqueued later has the metadata of the first one."""
     about = {"of": "r1", "values": {"c": 0.5}, "forks": 2, "lost": 0, "tokens": 3}
     for name, expected in (("r1", about), ("r2", {})):
-        made = Rollout(rollout_id=name, input=None, start_time=0.0, metadata={KEY: about})
-        assert known_of(made) == expected
+        made = Rollout(rollout_id=name, input=None, start_time=0.0, metadata={STATES: about})
+        assert known_states(made) == expected
 
 
 @pytest.mark.parametrize(

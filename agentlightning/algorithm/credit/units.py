@@ -12,8 +12,8 @@ from typing import Any, Literal
 from agentlightning.algorithm.credit.advantage import Compute, Estimator, as_estimator
 from agentlightning.algorithm.credit.ratios import overlong_penalty
 from agentlightning.algorithm.episode import Earned, Episode
-from agentlightning.types import Outcome
-from agentlightning.types.arrays import Int32Array, np
+from agentlightning.types import Outcome, Rollout
+from agentlightning.types.arrays import Float32Array, Int32Array, np
 from agentlightning.types.call import Call
 from agentlightning.types.reward import which_count
 
@@ -30,6 +30,10 @@ OUTCOME_USE: Mapping[Outcome, Use] = {
     Outcome.CANCELLED: "mask",
 }
 """What a rollout that ended so is to the update: trained with its reward, trained with reward 0, or left out."""
+
+
+STATES = "branches"
+"""The key of a rollout's metadata with what is known of its states in the middle, see `known_states`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +169,25 @@ def _overlong(calls: Sequence[tuple[int, Call]], rule: CreditRule) -> float:
         return 0.0
     tokens = np.array([sum(len(c.response_ids) for _, c in calls)], dtype=np.int32)
     return float(overlong_penalty(tokens, *rule.overlong)[0])
+
+
+def known_states(rollout: Rollout) -> Mapping[str, Any]:
+    """What continuations said of a rollout's states: the `values` by the id of the call before which each was there,
+    and how many `forks` were made, of which so many were `lost`, and `tokens` sampled for it. Nothing for another's,
+    whose metadata a sibling that is enqueued later shares."""
+    about = rollout.metadata.get(STATES) or {}
+    return about if about.get("of") == rollout.rollout_id else {}
+
+
+def state_values(episodes: Sequence[Episode]) -> dict[str, Float32Array]:
+    """The known values by call, as `modes.Values` has them."""
+    return {
+        call.info.call_id: np.full(len(call.response_ids), values[call.info.call_id], dtype=np.float32)
+        for episode in episodes
+        if (values := known_states(episode.rollout).get("values"))
+        for call in episode.calls
+        if call.info.call_id in values
+    }
 
 
 def group_numbers(episodes: Sequence[Episode]) -> Int32Array:

@@ -16,14 +16,14 @@ The values of a rollout's states stand in its metadata, so that they are there w
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import PositiveInt
 
-from agentlightning.algorithm.credit.units import make_units
+from agentlightning.algorithm.credit.units import STATES, known_states, make_units, state_values
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, RunHooks, RunScope, Update
 from agentlightning.algorithm.parts.constraint import Constraints
@@ -34,15 +34,13 @@ from agentlightning.algorithm.settings import Share, TrainingSettings
 from agentlightning.arguments import Needs, SettingsGroup
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.replay import REPLAYED
-from agentlightning.types import EnqueueRolloutRequest, RecordedAttempt, Rollout, RolloutMode, recording_of
+from agentlightning.types import EnqueueRolloutRequest, RecordedAttempt, RolloutMode, recording_of
 from agentlightning.types.arrays import np
 from agentlightning.types.recording import FORK_OF, tool_call_ids_of
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.episode import Sampled
 
-KEY = "branches"
-"""Of a rollout's metadata: what is known of its states."""
 _BRANCHES = Needs(lambda s: s.credit_mode.branches, "credit='branches'")
 
 
@@ -120,7 +118,7 @@ class _Branching(RunHooks):
             (found[rollout_id], number)
             for group in groups
             for number, rollout_id in enumerate(group)
-            if rollout_id in found and not known_of(found[rollout_id].rollout)
+            if rollout_id in found and not known_states(found[rollout_id].rollout)
         ]
         states = {e.rollout.rollout_id: await self._states(e, number) for e, number in new}
         requests = [request for of_one in states.values() for s in of_one for request in await self._requests(s)]
@@ -145,7 +143,7 @@ class _Branching(RunHooks):
                 about["lost"] += len(went_on) - len(earned)
                 about["tokens"] += sum(len(c.response_ids) for fork in went_on for c in fork.calls if not _replayed(c))
             await self._store.update_rollout(
-                episode.rollout.rollout_id, metadata={**episode.rollout.metadata, KEY: about}
+                episode.rollout.rollout_id, metadata={**episode.rollout.metadata, STATES: about}
             )
 
     async def _states(self, episode: Episode, number: int) -> list[_State]:
@@ -171,7 +169,7 @@ class _Branching(RunHooks):
         """The rollouts that go on from a state. Its record is stored once."""
         rollout, context = state.episode.rollout, self._run.context
         given = context.resources.resources if context.resources else {}
-        stored = await self._store.add_resources({**given, KEY: state.recording})
+        stored = await self._store.add_resources({**given, STATES: state.recording})
         request = EnqueueRolloutRequest(
             input=rollout.input,
             mode=RolloutMode.TRAIN,
@@ -189,7 +187,7 @@ class _Branching(RunHooks):
         return units[0].total
 
     def measure(self, sampled: Sampled) -> dict[str, Any]:
-        known = [about for e in (*sampled.episodes, *sampled.dropped) if (about := known_of(e.rollout))]
+        known = [about for e in (*sampled.episodes, *sampled.dropped) if (about := known_states(e.rollout))]
         forks, lost = (sum(about[name] for about in known) for name in ("forks", "lost"))
         if forks and lost * 2 > forks and not self._warned:
             self._warned = True
@@ -208,19 +206,7 @@ class _Branching(RunHooks):
 
 class _KnownStates(PolicyHooks):
     async def before_credit(self, update: Update) -> None:
-        for episode in update.episodes:
-            values = known_of(episode.rollout).get("values", {})
-            for call in episode.calls:
-                if call.info.call_id in values:
-                    value = values[call.info.call_id]
-                    update.values[call.info.call_id] = np.full(len(call.response_ids), value, dtype=np.float32)
-
-
-def known_of(rollout: Rollout) -> Mapping[str, Any]:
-    """What is known of a rollout's states: the `values` by the id of the call before which it was there, and how many
-    `forks` were made, of which so many are `lost`, and `tokens` sampled for it."""
-    about = rollout.metadata.get(KEY) or {}
-    return about if about.get("of") == rollout.rollout_id else {}
+        update.values |= state_values(update.episodes)
 
 
 def _replayed(call: Any) -> bool:
