@@ -17,7 +17,15 @@ from agentlightning.trainer.example import load_example
 from agentlightning.trainer.live import LIVE_FILE
 
 CALC = Path(__file__).parents[2] / "examples" / "calc" / "calc_agent.py"
-SETTINGS = ("model=calc", "steps=5000", "tasks_per_step=2", "group_size=2", "save_every=1", "val_every=100")
+SETTINGS = (
+    "model=calc",
+    "steps=5000",
+    "tasks_per_step=2",
+    "group_size=2",
+    "save_every=1",
+    "val_every=100",
+    "flat_steps=0",
+)
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
