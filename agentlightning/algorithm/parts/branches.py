@@ -123,19 +123,14 @@ class _Branching(RunHooks):
         states = {e.rollout.rollout_id: await self._states(e, number) for e, number in new}
         requests = [request for of_one in states.values() for s in of_one for request in await self._requests(s)]
         step = new[0][0].rollout.metadata["step"] if new else 0
-        forks = iter(
-            await run_rollouts(
-                self._run.context,
-                requests,
-                f"step {step}: going on from states",
-                settings.reward_weights,
-                settings.stall,
-            )
-        )
+        forks: dict[tuple[str, int], list[Episode]] = {}
+        status = f"step {step}: going on from states"
+        for fork in await run_rollouts(self._run.context, requests, status, settings.reward_weights, settings.stall):
+            forks.setdefault((fork.rollout.metadata[FORK_OF], fork.rollout.metadata["at"]), []).append(fork)
         for episode, _ in new:
             about: dict[str, Any] = {"of": episode.rollout.rollout_id, "values": {}, "forks": 0, "lost": 0, "tokens": 0}
             for state in states[episode.rollout.rollout_id]:
-                went_on = [next(forks) for _ in range(self._part.continuations)]
+                went_on = forks.get((episode.rollout.rollout_id, state.at), [])
                 earned = [x for fork in went_on if (x := self._earned(fork, state)) is not None]
                 if earned:
                     about["values"][episode.calls[state.at].info.call_id] = fmean(earned)
