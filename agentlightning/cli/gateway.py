@@ -119,12 +119,12 @@ async def _serve(
 
 
 async def _write_trajectory(store: LightningStore, folder: Path, rollout_id: str) -> None:
-    """Of a session that is over. One that cannot be written stays in the store, from where `agl export` takes it."""
-    [episode] = await collect(store, [rollout_id])
-    trajectory = await trajectory_of_episode(store, episode)
-    if trajectory is None:
-        return
+    """Of a session that is over. One that cannot be written stays in the store, from where `agl export` takes it, and
+    keeps no other session from ending."""
     try:
-        atomic_write(folder / f"{rollout_id}.json", json.dumps(trajectory, ensure_ascii=False))
-    except OSError as error:
+        for episode in await collect(store, [rollout_id]):
+            trajectory = await trajectory_of_episode(store, episode)
+            if trajectory is not None:
+                atomic_write(folder / f"{rollout_id}.json", json.dumps(trajectory, ensure_ascii=False))
+    except Exception as error:
         logger.warning("The trajectory of %s could not be written: %s. agl export --atif writes it.", rollout_id, error)
