@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import secrets
 import subprocess
@@ -30,6 +29,7 @@ from agentlightning.environments.base import Environment, Probe
 from agentlightning.environments.foreign import module_path
 from agentlightning.environments.playing import ActionResult, PlayedEpisode, Player, last_number, seeds_of
 from agentlightning.errors import ConfigError, ExecutorError
+from agentlightning.litagent.program import base_environment
 from agentlightning.outgoing import http_session
 
 _FULL = "CAPACITY_REACHED"
@@ -171,7 +171,7 @@ class ModuleServer:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
-                    env={**os.environ, "PYTHONPATH": module_path()},
+                    env={**base_environment(), "PYTHONPATH": module_path()},
                 )
             except OSError as error:
                 raise ExecutorError(f"openenv: {self._python} cannot be run (python=…): {error}") from None

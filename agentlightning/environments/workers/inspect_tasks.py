@@ -59,18 +59,19 @@ def key_of(sample: Any) -> str:
     return hashlib.sha256(json.dumps([text_of(sample), sample.target, sample.choices]).encode()).hexdigest()
 
 
-def samples(task: Any) -> dict[Any, Any]:
-    """By their ids, which inspect numbers where they have none."""
+def samples(task: Any, sandbox: str | None) -> dict[Any, Any]:
+    """By their ids, which inspect numbers where they have none. None of them acts on this machine unless the user says
+    so."""
+    if sandbox is None and "local" in (getattr(one.sandbox, "type", None) for one in (task, *task.dataset)):
+        raise SystemExit(
+            "Its samples' sandbox is local: the tools that the model calls act on this machine, with all that you "
+            "may do on it. Say sandbox=local to allow that, or sandbox=docker."
+        )
     return {one.id if one.id is not None else number: one for number, one in enumerate(task.dataset, 1)}
 
 
 def listed(task: Any, sandbox: str | None) -> None:
-    for number, sample in samples(task).items():
-        if sandbox is None and "local" in (getattr(one.sandbox, "type", None) for one in (task, sample)):
-            raise SystemExit(
-                "Its samples' sandbox is local: the tools that the model calls act on this machine, with all that you "
-                "may do on it. Say sandbox=local to allow that, or sandbox=docker."
-            )
+    for number, sample in samples(task, sandbox).items():
         print(json.dumps({"id": number, "key": key_of(sample), "input": text_of(sample)[:2000]}))  # noqa: T201
 
 
@@ -83,7 +84,7 @@ def run(task: Any, settings: dict[str, Any]) -> dict[str, Any]:
     limits = {name: settings[name] for name in names if settings[name] is not None}
     given = json.load(sys.stdin)
     wanted = given["id"]
-    found = samples(task).get(wanted)
+    found = samples(task, settings["sandbox"]).get(wanted)
     if found is not None and given.get("key", key_of(found)) != key_of(found):
         return {"error": f"sample {wanted} is another one now than when samples were listed: their order must stay"}
     model = f"openai-api/rollout/{os.environ['OPENAI_MODEL']}"

@@ -41,6 +41,8 @@ class WithKey:
 
 def main() -> None:
     key = sys.stdin.buffer.readline().strip()
+    if not key:
+        raise SystemExit("The first line of stdin is the key.")
     module, _, name = sys.argv[1].partition(":")
     application = getattr(importlib.import_module(module), name or "app")
     import uvicorn
