@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,6 +103,33 @@ def typed(command: str, folder: Path, **more: str) -> subprocess.CompletedProces
     )
 
 
+def span(question: str, answer: str) -> dict[str, Any]:
+    """A model call as OpenTelemetry's SDK prints it."""
+
+    def messages(role: str, text: str) -> str:
+        return json.dumps([{"role": role, "parts": [{"type": "text", "content": text}]}])
+
+    return {
+        "name": "chat",
+        "context": {"trace_id": f"0x{hash(question) % 2**128:032x}", "span_id": f"0x{hash(question) % 2**64:016x}"},
+        "attributes": {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.input.messages": messages("user", question),
+            "gen_ai.output.messages": messages("assistant", answer),
+        },
+    }
+
+
+def trajectory(question: str, answer: str) -> dict[str, Any]:
+    """A run of an agent as Harbor's ATIF writes it."""
+    steps = [
+        {"step_id": 1, "source": "user", "message": question},
+        {"step_id": 2, "source": "agent", "message": answer},
+    ]
+    agent = {"name": "my-agent", "version": "1.0"}
+    return {"schema_version": "ATIF-v1.4", "session_id": "s", "agent": agent, "steps": steps}
+
+
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run of twelve steps under the names of the pages, agents in Python and Node, and tasks."""
@@ -118,6 +146,10 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(folder / RUN, folder / name)
     (folder / "my-folder").symlink_to("runs")
     (folder / "config.yaml").write_text("training:\n  group_size: 4\n")
+    (folder / "trajectories").mkdir()
+    (folder / "trajectories" / "trajectory.json").write_text(json.dumps(trajectory("What is 1 + 2?", "3")))
+    spans = [span(f"What is {n} + 2?", str(n + 2)) for n in range(TASKS)]
+    (folder / "traces.jsonl").write_text("".join(json.dumps(one) + "\n" for one in spans))
     (folder / "secret").write_text(os.urandom(32).hex())
     return folder
 
