@@ -1,6 +1,7 @@
 """The embedded engine against plain batched `generate` and transformers' own continuous batching, on one model.
 
     python benchmarks/engine.py [--model DIR] [--vllm PROGRAM] [--sizes 1,8,32] [--seconds 60] [--threads 1] [--quick]
+                                [--device cuda --dtype bfloat16]
 
 The work is an agent's: prompts of 128 tokens, 96 of them the same for all (system prompt, tools) and 32 their own;
 responses of 16 to 111 tokens that nobody knows beforehand. All three sample at temperature 1 without filters, and every
@@ -27,6 +28,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from tempfile import TemporaryFile
 from typing import Any
 from urllib.error import URLError
@@ -118,7 +120,7 @@ class Generate:
     def __call__(self, jobs: list[Job]) -> None:
         for start in range(0, len(jobs), self._concurrency):
             batch = jobs[start : start + self._concurrency]
-            ids = torch.tensor([job.prompt for job in batch])
+            ids = torch.tensor([job.prompt for job in batch], device=self._model.device)
             longest = max(job.tokens for job in batch)
             out = self._model.generate(
                 input_ids=ids,
@@ -246,7 +248,7 @@ def sampling(tokens: int) -> GenerationConfig:
     )
 
 
-def load(path: str | None) -> PreTrainedModel:
+def load(path: str | None, device: str = "cpu", dtype: str = "float32") -> PreTrainedModel:
     """The model to measure on: the given one, the shipped one, or a random one of the same shape."""
     if path is None and "calc" not in shipped_models():
         config = Qwen3Config(
@@ -262,7 +264,9 @@ def load(path: str | None) -> PreTrainedModel:
         )
         return Qwen3ForCausalLM(config).eval()
     where = resolve_model(path or "calc")
-    return AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, attn_implementation="sdpa").eval()
+    kind = getattr(torch, dtype)
+    model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=kind, attn_implementation="sdpa")
+    return model.to(device).eval()
 
 
 @dataclass(frozen=True)
@@ -276,13 +280,18 @@ class Result:
 
 
 def measure(
-    path: str | None, concurrency: int, quick: bool, same_length: bool, seconds: float | None, vllm: Vllm | None
+    made: Callable[[], PreTrainedModel],
+    concurrency: int,
+    quick: bool,
+    same_length: bool,
+    seconds: float | None,
+    vllm: Vllm | None,
 ) -> Result:
     """All of them at one concurrency, in rounds of the same jobs; each round begins with another of them.
 
     seconds: no round begins later; None: a fixed number of rounds.
     """
-    model, other = load(path), load(path)
+    model, other = made(), made()
     work = Work(model.config.get_text_config().vocab_size)
     continuous = Continuous(other, concurrency)  # changes its model's attention: it has one of its own
     runners: dict[str, Runner] = {
@@ -361,6 +370,8 @@ def main() -> None:
     parser.add_argument("--sizes", help=f"concurrent requests, for example 1,8; {OF_A_MODEL} with --model")
     parser.add_argument("--seconds", type=float, help="per size, for a large model; 60 with --model")
     parser.add_argument("--threads", type=int, default=1, help="torch threads; the model process samples with 1")
+    parser.add_argument("--device", default="cpu", help="where --model computes: cpu (default) or cuda")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="of --model's weights")
     parser.add_argument("--quick", action="store_true", help="under a minute: fewer rounds, mixed lengths only")
     parser.add_argument("--json", action="store_true", help="last line: one JSON object")
     arguments = parser.parse_args()
@@ -370,6 +381,7 @@ def main() -> None:
     sizes = arguments.sizes or (OF_A_MODEL if arguments.model else ",".join(map(str, CONCURRENCY)))
     seconds = arguments.seconds or (60.0 if arguments.model else None)
     numbers = [int(size) for size in sizes.split(",")]
+    made = partial(load, arguments.model, arguments.device, arguments.dtype)
     figures: dict[str, float] = {}
     with ExitStack() as stack:
         vllm = None
@@ -382,7 +394,7 @@ def main() -> None:
             print(line(headings(names), headings(names)))
             results: dict[int, Result] = {}
             for size in numbers:
-                results[size] = measure(arguments.model, size, arguments.quick, same_length, seconds, vllm)
+                results[size] = measure(made, size, arguments.quick, same_length, seconds, vllm)
                 print(row(size, results[size]), flush=True)
             figures |= keys(results, "_same_length" if same_length else "")
     if arguments.json:

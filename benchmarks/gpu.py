@@ -1,7 +1,7 @@
 """Tokens per second and memory on a GPU: the learner on token trees and rows, beside trl; the engine, beside vLLM.
 
-    python benchmarks/gpu.py [--shapes 0.6B,4B] [--rows 4096,16384] [--shared 0.5] [--trl-python ENV/bin/python]
-                             [--vllm PROGRAM] [--quick] [--json]
+    python benchmarks/gpu.py [--shapes 0.6B,4B] [--rows 4096,16384] [--shared 0.5] [--only tree]
+                             [--trl-python ENV/bin/python] [--vllm PROGRAM] [--quick] [--json]
 
 Models of Qwen3's shapes and vocabulary with random weights in bfloat16, and an adapter of rank 16 in training
 (`--lora-rank 0`: all weights). The load is a group of 8 rollouts of `--rows` tokens each, of which the first half
@@ -31,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -230,6 +230,14 @@ def vllm_sampled(given: Given) -> Row:
     return Row("vLLM", "", sum(job.tokens for job in asked) / seconds, seconds)
 
 
+OTHERS = {
+    "trl": ("learner_trl", trl_learned),
+    "embedded engine": ("engine", engine_sampled),
+    "vLLM": ("engine_vllm", vllm_sampled),
+}
+"""What else is measured: its name in the figures, and how."""
+
+
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 
@@ -283,16 +291,18 @@ def row_of(what: str, measure: Callable[[], Row]) -> Row:
         return Row(what, str(why).strip().splitlines()[-1])
 
 
-def measure(shape: str, given: Given, tell: Callable[[str, Row], None]) -> None:
+def measure(shape: str, given: Given, only: Collection[str], tell: Callable[[str, Row], None]) -> None:
+    """Each way, or those that are named."""
     print(f"\n{shape}: {GROUP} rollouts of {given.row:,} tokens, the first {given.shared:,} the same; "
           f"a tree of {given.shared + GROUP * (given.row - given.shared):,} tokens")  # fmt: skip
     print("  ".join(f"{name:{side}}" for name, side in COLUMNS.items()))
     first: list[np.ndarray] = []
     for name in WAYS:
-        tell(f"learner_{name}", row_of(name, lambda name=name: learned(name, given, first)))
-    tell("learner_trl", row_of("trl", lambda: trl_learned(given)))
-    tell("engine", row_of("embedded engine", lambda: engine_sampled(given)))
-    tell("engine_vllm", row_of("vLLM", lambda: vllm_sampled(given)))
+        if name in only:
+            tell(f"learner_{name}", row_of(name, lambda name=name: learned(name, given, first)))
+    for name, (key, peer) in OTHERS.items():
+        if name in only:
+            tell(key, row_of(name, lambda peer=peer: peer(given)))
 
 
 def settings(arguments: argparse.Namespace) -> tuple[list[str], list[int]]:
@@ -316,6 +326,8 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", help="cuda, or cpu to try the script out")
     parser.add_argument("--trl-python", default=sys.executable, help="the interpreter of an environment that has trl")
     parser.add_argument("--vllm", metavar="PROGRAM", default=shutil.which("vllm"), help="where `vllm` is")
+    every = [*WAYS, *OTHERS]
+    parser.add_argument("--only", action="append", choices=every, help="a line of the table; may be given again")
     parser.add_argument("--quick", action="store_true", help="0.6B with rows of 4,096 tokens, one update each")
     parser.add_argument("--json", action="store_true", help="last line: one JSON object")
     return parser.parse_args(words)
@@ -359,7 +371,7 @@ def main(words: Sequence[str] | None = None) -> None:
                     figures.update({f"{prefix}_{key}_{n}".replace(", ", "_").replace(" ", "_"): v
                                     for n, v in whole.items() if v is not None})  # fmt: skip
 
-                measure(shape, given, tell)
+                measure(shape, given, arguments.only or [*WAYS, *OTHERS], tell)
     if arguments.json:
         print(json.dumps(figures))
 

@@ -1,11 +1,13 @@
-"""Two tasks from scratch, beside a plain loop: a random model learns to copy digits and to guess a number.
+"""Three tasks from scratch, beside a plain loop: a random model learns to copy digits, to guess one, to say three.
 
     python benchmarks/scratch.py [--task copy] [--task guess] [--steps 60] [--seeds 2] [--rates default,1e-3] [--plain]
-                                 [--quick] [--json]
+                                 [--shape 0.6B] [--quick] [--json]
 
 `copy`: say the three digits of the message again; the reward is the share of places that are right. `guess`: find a
 digit in two tries; after the first one hears whether the number is lower or higher. It earns 1 for the first try, 0.7
-for the second, else less the farther the last one is off. The model has 0.2 million random weights and 18 tokens.
+for the second, else less the farther the last one is off. `digits`: say three that differ, whatever the message; the
+reward is the share of places with a new one. The model has 18 tokens and 0.2 million random weights, or with `--shape`
+the layers of a Qwen3 of that size (see `benchmarks/gpu.py`), which is for a GPU.
 
 `--plain` runs the reference: torch with transformers' own forward, no cache, no server, no tree. It samples, rewards
 and learns in the same way (GRPO with one update a step), so both curves are to be the same within noise.
@@ -31,22 +33,27 @@ TEMPLATE = (
 TASKS_PER_STEP, GROUP, TRIES = 8, 8, 2
 
 
-def make_model(folder: Path, seed: int) -> Path:
+SMALL = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 4, "head_dim": 24}  # fmt: skip
+
+
+def make_model(folder: Path, seed: int, shape: str | None = None) -> Path:
     """A random Qwen3 with a token for each word."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    from benchmarks.gpu import SHAPES
 
     tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>", unk_token="?")
     fast.chat_template = TEMPLATE
     fast.save_pretrained(folder)
-    config = Qwen3Config(
-        vocab_size=len(WORDS), hidden_size=96, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=4, head_dim=24, max_position_embeddings=64, tie_word_embeddings=True,
-        eos_token_id=1, pad_token_id=0, bos_token_id=None,
-    )  # fmt: skip
+    config = Qwen3Config(**{
+        **(SMALL if shape is None else SHAPES[shape]), "vocab_size": len(WORDS), "max_position_embeddings": 64,
+        "tie_word_embeddings": True, "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None,
+    })  # fmt: skip
     torch.manual_seed(seed)
     Qwen3ForCausalLM(config).save_pretrained(folder)
     return folder
@@ -60,6 +67,12 @@ def copy(task: list[int]) -> Any:
     answer = yield [{"role": "user", "content": digits}]
     said = answer.split()
     return fmean(n < len(said) and said[n] == str(d) for n, d in enumerate(task))
+
+
+def different(task: list[int]) -> Any:
+    answer = yield [{"role": "user", "content": " ".join(map(str, task))}]
+    said = answer.split()[:3]
+    return sum(word.isdigit() and word not in said[:n] for n, word in enumerate(said)) / 3
 
 
 def guess(task: list[int]) -> Any:
@@ -86,6 +99,7 @@ class Game:
 _RANDOM = random.Random(0)
 GAMES = {
     "copy": Game(copy, [[_RANDOM.randrange(10) for _ in range(3)] for _ in range(256)], 4),
+    "digits": Game(different, [[_RANDOM.randrange(10) for _ in range(3)] for _ in range(256)], 4),
     "guess": Game(guess, [[n % 10] for n in range(250)], 2),
 }
 
@@ -93,7 +107,9 @@ GAMES = {
 # ---- this package ----------------------------------------------------------------------------------------------------
 
 
-def ours(name: str, steps: int, seed: int, rate: float | None, **settings: Any) -> list[float]:
+def ours(
+    name: str, steps: int, seed: int, rate: float | None, shape: str | None = None, **settings: Any
+) -> list[float]:
     """Mean reward of each step."""
     from openai import AsyncOpenAI
 
@@ -115,7 +131,7 @@ def ours(name: str, steps: int, seed: int, rate: float | None, **settings: Any) 
             return float(end.value)
 
     with tempfile.TemporaryDirectory() as folder:
-        model = make_model(Path(folder) / "model", seed)
+        model = make_model(Path(folder) / "model", seed, shape)
         algorithm = agl.GRPO(
             model=str(model), steps=steps, tasks_per_step=TASKS_PER_STEP, group_size=GROUP, seed=seed, max_context=64,
             save_every=1000, val_every=1000, learning_rate=rate, renderer="default", **settings,
@@ -203,10 +219,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--rates", default="default,1e-3")
     parser.add_argument("--plain", action="store_true", help="the reference, too, at each rate that is given")
+    parser.add_argument("--shape", help="the layers of a Qwen3 of this size, such as 0.6B; not with --plain")
     parser.add_argument("--quick", action="store_true", help="a few steps of one seed")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     steps, seeds = (4, 1) if given.quick else (given.steps, given.seeds)
+    if given.shape and given.plain:
+        parser.error("--plain is for the small model: leave --shape out")
     found = []
     for name in given.task or list(GAMES):
         for text in given.rates.split(","):
@@ -215,7 +234,7 @@ def main() -> None:
                 if who == "plain" and (rate is None or not given.plain):
                     continue
                 for seed in range(seeds):
-                    curve = run(name, steps, seed, rate)  # pyright: ignore[reportArgumentType]
+                    curve = run(name, steps, seed, rate, **({"shape": given.shape} if given.shape else {}))  # pyright: ignore
                     tenth = max(steps // 6, 1)
                     ends = fmean(curve[:tenth]), fmean(curve[-tenth:])
                     found.append(

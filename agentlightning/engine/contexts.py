@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+import torch
 from transformers import PreTrainedModel
 
 from agentlightning.engine.kv_cache import DoesNotFit, KVShape, probe
@@ -17,6 +18,9 @@ from agentlightning.engine.slot_model import SlotModel
 from agentlightning.errors import ModelError
 
 logger = logging.getLogger(__name__)
+
+_BUDGET = 2 << 30
+_SHARE_OF_A_GPU = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,15 @@ class Contexts:
     def continues(self) -> bool:
         """Whether a prompt can be computed in pieces."""
         return isinstance(self.model, SlotModel) or self.model.continues
+
+
+def cache_budget(device: torch.device) -> int:
+    """Bytes of a KV cache: 2 GiB, and on a GPU of CUDA's a share of what is free there, if that is more. The rest is
+    for learning."""
+    if device.type != "cuda":
+        return _BUDGET
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(_BUDGET, int(free * _SHARE_OF_A_GPU))
 
 
 def make_contexts(model: PreTrainedModel, max_context: int, budget: int, concurrency: int) -> Contexts:

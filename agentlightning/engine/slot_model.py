@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from agentlightning.engine.graphs import DecodeGraphs
 from agentlightning.engine.kv_cache import DoesNotFit, KVShape, SlotCache
 from agentlightning.engine.masks import Masks
 from agentlightning.errors import ModelError
@@ -38,6 +39,7 @@ class SlotModel:
         self._slots = slots
         self._device = shape.device
         self._masks = Masks(model, self.capacity, shape.dtype, shape.device)
+        self.graphs: DecodeGraphs | None = None
 
     def prefill(self, tokens: list[np.ndarray], slots: np.ndarray, starts: np.ndarray) -> torch.Tensor:
         """Compute `tokens[r]` in slot `slots[r]` from position `starts[r]` on; logits after the last token, [R, V]."""
@@ -76,7 +78,12 @@ class SlotModel:
             between[rows] = False
             write[between] = self._nowhere
         context = int(positions[rows].max()) + 1
-        logits = self._forward(ids.astype(np.int64)[:, None], positions[:, None], slice(0, span), write, context)[:, -1]
+        if self.graphs is not None and self.graphs.works:
+            logits = self.graphs.decode(ids, positions, write, context)
+        else:
+            given = (ids.astype(np.int64)[:, None], positions[:, None], write)
+            on_device = [torch.from_numpy(array).to(self._device) for array in given]
+            logits = self._decoded(on_device[0], on_device[1], on_device[2], context)
         return logits if len(rows) == span else logits[torch.from_numpy(rows).to(logits.device)]
 
     def _forward(
@@ -89,17 +96,45 @@ class SlotModel:
         keep: int = 1,
     ) -> torch.Tensor:
         """Logits after the last `keep` tokens of each row, [R, keep, V]."""
-        positions = torch.from_numpy(positions_RQ).to(self._device)
-        flat = torch.from_numpy(write.reshape(-1)).to(self._device)
-        self.cache.plan(rows, flat, context, ids_RQ.shape[1])
+        given = (ids_RQ, positions_RQ, write.reshape(-1))
+        ids, positions, flat = (torch.from_numpy(array).to(self._device) for array in given)
+        return self._computed(ids, positions, rows, flat, context, keep)
+
+    def _decoded(
+        self, ids_R1: torch.Tensor, positions_R1: torch.Tensor, write_R: torch.Tensor, context: int
+    ) -> torch.Tensor:
+        """Logits after one token in each of the first R slots, [R, V]."""
+        return self._computed(ids_R1, positions_R1, slice(0, len(ids_R1)), write_R, context)[:, -1]
+
+    def _computed(
+        self,
+        ids_RQ: torch.Tensor,
+        positions_RQ: torch.Tensor,
+        rows: slice | torch.Tensor,
+        write: torch.Tensor,
+        context: int,
+        keep: int = 1,
+    ) -> torch.Tensor:
+        self.cache.plan(rows, write, context, ids_RQ.shape[1])
         return self.model(
-            input_ids=torch.from_numpy(ids_RQ).to(self._device),
-            attention_mask=self._masks.of(positions, context),
-            position_ids=positions,
+            input_ids=ids_RQ,
+            attention_mask=self._masks.of(positions_RQ, context),
+            position_ids=positions_RQ,
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=keep,
         ).logits[:, -keep:]
+
+    def record_graphs(self) -> None:
+        """Record decoding passes from now on, as a GPU of CUDA's can. For a model that computes every row alike."""
+        self.graphs = DecodeGraphs(
+            self.model,
+            self._decoded,
+            slots=self._slots,
+            capacity=self.capacity,
+            nowhere=self._nowhere,
+            device=self._device,
+        )
 
     @torch.inference_mode()
     def self_check(self) -> int:

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentlightning.engine.admission import Admission
 from agentlightning.engine.base import Chunk, EngineInfo
-from agentlightning.engine.contexts import make_contexts
+from agentlightning.engine.contexts import cache_budget, make_contexts
 from agentlightning.engine.events import POLICY, Ended, Event, Failed, PartialSample, Request
 from agentlightning.engine.grammar import Grammars
 from agentlightning.engine.limits import check_bias, check_end_ids, check_engine, check_params, check_prompt
@@ -64,13 +64,14 @@ class TorchEngine:
         version: int = 0,
         max_context: int | None = None,
         max_concurrency: int = 64,
-        kv_budget_bytes: int = 2 << 30,
+        kv_budget_bytes: int | None = None,
         prefill_tokens: int = 2048,
         seed: int | None = None,
     ) -> None:
         """`adapters` are those of several policies; without, the model is the only one. `kv_budget_bytes` bounds the KV
-        cache; its memory is taken as it is used. `prefill_tokens` bounds the prompt tokens computed per step, so that
-        long prompts do not hold up requests that are decoding. `seed` is for requests that bring none.
+        cache, whose memory is taken as it is used on a CPU; None: as much as `cache_budget` says. `prefill_tokens`
+        bounds the prompt tokens computed per step, so that long prompts do not hold up requests that are decoding.
+        `seed` is for requests that bring none.
 
         Raises `ModelError` for a model it cannot sample from, `ConfigError` for a budget too small.
         """
@@ -79,7 +80,8 @@ class TorchEngine:
         own_limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
         self.max_context = min(DEFAULT_CONTEXT if max_context is None else max_context, own_limit)
         check_engine(self.max_context, max_concurrency, prefill_tokens)
-        self.contexts = make_contexts(model, self.max_context, kv_budget_bytes, max_concurrency)
+        budget = cache_budget(model.device) if kv_budget_bytes is None else kv_budget_bytes
+        self.contexts = make_contexts(model, self.max_context, budget, max_concurrency)
         slots = self.contexts.slots
         self.max_concurrency = min(max_concurrency, slots)
         self.policies = Policies(adapters, version, seed)
@@ -87,6 +89,8 @@ class TorchEngine:
         self.eos_ids = eos_ids
         self.counters = TokenCounters()
         self._model = self.contexts.model
+        if adapters is None and model.device.type == "cuda" and isinstance(self._model, SlotModel):
+            self._model.record_graphs()
         self.vocab_size = self.contexts.vocab_size
         check_end_ids(eos_ids, self.vocab_size)
         self._prefill_tokens = prefill_tokens
@@ -177,6 +181,8 @@ class TorchEngine:
         """
         parts = [self._part(running) for running in self._running.values() if running.request.policy == policy]
         self.policies.changed(policy, version)
+        if isinstance(self._model, SlotModel) and self._model.graphs is not None:
+            self._model.graphs.weights_changed()
         self._forget_contexts([policy])
         return [part for part in parts if part is not None]
 

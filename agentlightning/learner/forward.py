@@ -76,8 +76,12 @@ def score(
     device = model.device
     as_tree = nullcontext if rows else _as_tree(model, batch)
     saving = options.gradient_checkpointing and torch.is_grad_enabled()
-    with _saving_activations(model, as_tree, wanted=saving), as_tree():
-        hidden_NH, source_E = _rows(model, batch) if rows else _tree(model, batch, flex=takes_flex(options, device))
+    activations = partial(_saving_activations, model, as_tree, wanted=saving)
+    if rows:
+        hidden_NH, source_E = _rows(model, batch, activations)
+    else:
+        with activations(), as_tree():
+            hidden_NH, source_E = _tree(model, batch, flex=takes_flex(options, device))
     order_E = np.argsort(source_E, kind="stable")
     sources_U, row_E = np.unique(source_E[order_E], return_inverse=True)
     hidden_UH = hidden_NH[as_long(sources_U, device)]
@@ -139,16 +143,19 @@ def _tree(model: PreTrainedModel, batch: PackedBatch, *, flex: bool) -> tuple[Te
     return hidden[0], batch.source_E
 
 
-def _rows(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, np.ndarray]:
+def _rows(
+    model: PreTrainedModel, batch: PackedBatch, activations: Callable[[], AbstractContextManager[None]]
+) -> tuple[Tensor, np.ndarray]:
     """Hidden states of every leaf's row, and where in them each entry's source is.
 
     Rows of similar length are padded at the end and computed together; causality keeps the padding out of sight. Where
     that takes several passes, each keeps its result only and is computed again for its gradient: rows can be many times
-    the tokens of their tree, and memory stays that of one pass.
+    the tokens of their tree, and memory stays that of one pass. Layers are computed within `activations`, both times.
     """
 
     def passed(ids_BL: Tensor) -> Tensor:
-        return decoder_of(model)(input_ids=ids_BL, use_cache=False).last_hidden_state
+        with activations():
+            return decoder_of(model)(input_ids=ids_BL, use_cache=False).last_hidden_state
 
     rows = sorted(leaf_rows(batch), key=lambda row: len(row[0]))
     hidden: list[Tensor] = []

@@ -85,8 +85,7 @@ def gspo(entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:
     """
     gap_E = entries.logprobs_E - entries.old_E
     _, row_E, count_Q = entries.sequence_E.unique(return_inverse=True, return_counts=True)
-    mean_Q = torch.zeros(len(count_Q), dtype=gap_E.dtype, device=gap_E.device)
-    mean_Q = mean_Q.index_add(0, row_E, gap_E.detach()) / count_Q
+    mean_Q = _sums(len(count_Q), row_E, gap_E.detach()) / count_Q
     own_E = torch.exp(entries.logprobs_E - entries.logprobs_E.detach())
     return _clipped_surrogate(mean_Q.exp()[row_E] * own_E, entries, config)
 
@@ -114,8 +113,7 @@ def gmpo(entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:
     gap_E = entries.logprobs_E - entries.old_E
     held_E = torch.where(entries.advantages_E > 0, gap_E.clamp(max=config.clip_high), gap_E.clamp(min=-config.clip_low))
     _, row_E, count_Q = entries.sequence_E.unique(return_inverse=True, return_counts=True)
-    sum_Q = torch.zeros(len(count_Q), dtype=gap_E.dtype, device=gap_E.device).index_add(0, row_E, held_E)
-    ratio_E = (sum_Q / count_Q).exp()[row_E]
+    ratio_E = (_sums(len(count_Q), row_E, held_E) / count_Q).exp()[row_E]
     return -(entries.weights_E * entries.advantages_E * ratio_E).sum(), held_E != gap_E
 
 
@@ -197,11 +195,19 @@ def dpo(entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:
     """
     _, row_E = entries.group_E.unique(return_inverse=True)
     pairs = int(row_E.max()) + 1
-    zeros_P = torch.zeros(pairs, dtype=entries.logprobs_E.dtype, device=entries.logprobs_E.device)
-    margin_P = zeros_P.index_add(0, row_E, entries.advantages_E * (entries.logprobs_E - entries.reference))
-    weights_P = zeros_P.index_add(0, row_E, entries.weights_E.to(zeros_P.dtype))
+    margin_P = _sums(pairs, row_E, entries.advantages_E * (entries.logprobs_E - entries.reference))
+    weights_P = _sums(pairs, row_E, entries.weights_E.to(margin_P.dtype))
     loss = -(weights_P * logsigmoid(config.dpo_beta * margin_P)).sum()
     return loss, torch.zeros_like(entries.old_E, dtype=torch.bool)
+
+
+def _sums(count: int, row_E: Tensor, values_E: Tensor) -> Tensor:
+    """The sum of each row's values, [count]. On a GPU `index_add` adds in an order that changes from call to call, and
+    with it the last bit; `index_put` sorts first."""
+    zeros = torch.zeros(count, dtype=values_E.dtype, device=values_E.device)
+    if values_E.device.type == "cuda":
+        return zeros.index_put((row_E,), values_E, accumulate=True)
+    return zeros.index_add(0, row_E, values_E)
 
 
 def _clipped_surrogate(ratio_E: Tensor, entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:

@@ -46,11 +46,12 @@ def random_ids(count: int, seed: int) -> Int32Array:
 
 def reference(policy: Policy, prompt: Int32Array, response: Int32Array, temperature: float = 1.0) -> Float32Array:
     """Plain log-probs of a response from one ordinary forward of the model over the whole sequence."""
-    ids = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))[None]
+    ids = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))[None].to(policy.device)
     with torch.no_grad():
         logits = policy.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
     logprobs = (logits / (temperature or 1.0)).log_softmax(-1)
-    return logprobs.gather(1, torch.from_numpy(response.astype(np.int64))[:, None])[:, 0].numpy()
+    targets = torch.from_numpy(response.astype(np.int64)).to(policy.device)
+    return logprobs.gather(1, targets[:, None])[:, 0].cpu().numpy()
 
 
 def gap(policy: Policy, request: Request, chunk: Chunk) -> float:

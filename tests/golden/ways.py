@@ -107,8 +107,8 @@ async def of_parts(task: dict[str, Any], llm: agl.LLM) -> None:
     agl.emit_reward({"right": right, "short": 1.0 / response.usage.completion_tokens}, primary_key="right")
 
 
-def run(name: str) -> None:
-    """The run of that way, in the folder `run` of where it is called."""
+def run(name: str, *, resume: str | None = None, **more: Any) -> None:
+    """The run of that way, in the folder `run` of where it is called; `more` are other settings."""
     torch.set_num_threads(1)
     recipe, calc = load_example("calc", "recipe"), load_example("calc", "calc_agent")
     algorithm, _, arguments = ALGORITHMS[name].partition("(")
@@ -124,10 +124,12 @@ def run(name: str) -> None:
         agent = of_parts
     elif name == "SFT from chats":
         tasks = [{"messages": [{"role": "user", "content": t["question"]}, _said(str(t["answer"]))]} for t in tasks]
-    settings = {**FEW, **given}
+    settings = {**FEW, **given, **more}
     if algorithm in ("SFT", "DPO"):
         settings = {k: v for k, v in settings.items() if k in getattr(agl, algorithm).__dataclass_fields__}
-    trainer = agl.Trainer(algorithm=getattr(agl, algorithm)(**settings), run_dir="run", console=SilentConsole())
+    trainer = agl.Trainer(
+        algorithm=getattr(agl, algorithm)(**settings), run_dir="run", resume=resume, console=SilentConsole()
+    )
     trainer.fit(agent, tasks, val)
 
 
@@ -169,14 +171,24 @@ def machine() -> str:
     return f"torch {version}, {units}, {' '.join(known)}"
 
 
-def measured(name: str, folder: Path) -> dict[str, Any]:
-    """The way's outcome, run in a process of its own with one thread."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-    command = [sys.executable, "-c", "import sys; from tests.golden.ways import run; run(sys.argv[1])", name]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+def measured(name: str, folder: Path, **given: Any) -> dict[str, Any]:
+    """The way's outcome, run in a process of its own with one thread; `given` is for `run`."""
+    arguments = json.dumps({"name": name, **given})
+    command = [
+        sys.executable,
+        "-c",
+        f"import json; from tests.golden.ways import run; run(**json.loads({arguments!r}))",
+    ]
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
     return outcome(folder / "run")
+
+
+def environment() -> dict[str, str]:
+    """Of the process of a run."""
+    alone = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    root = str(Path(__file__).parents[2])
+    return {**os.environ, **alone, "PYTHONPATH": f"{root}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")}
 
 
 def main() -> None:

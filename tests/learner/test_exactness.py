@@ -238,6 +238,10 @@ def test_many_rows_keep_the_activations_of_one_pass_at_most(
         found.append(gradients(policy))
     assert kept[1] < kept[0] / 4
     assert worst_error(found[1], found[0]) < 1e-5
+    learner = TorchLearner(policy, LearnerOptions(gradient_checkpointing=True))  # in what is computed again, again
+    learner.rows = True
+    learner.forward_backward(batch, LOSSES["gspo"])
+    assert worst_error(gradients(policy), found[0]) < 1e-5
 
 
 def test_a_check_holds_and_leaves_gradients_alone(policy: Policy, make_call: MakeCall) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from agentlightning.errors import ConfigError
+
 pytestmark = pytest.mark.timeout(330)
 
 
@@ -43,6 +45,18 @@ def test_layers_are_cut_as_each_model_wants_them() -> None:
     assert len(found) == 10
     for name, gaps in found.items():
         assert max(gaps) < 2e-5, name
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words"),
+    [("aa", "ranks 0 and 1 .* there are 1 for 2 ranks. Set ranks=1"), ("abca", "ranks 0 and 3 .* 3 for 4 .* ranks=3")],
+)
+def test_ranks_on_one_gpu_are_refused_before_anything_is_loaded(gpus: str, words: str) -> None:
+    from agentlightning.backend.embedded.ranks import refuse_shared_gpus
+
+    with pytest.raises(ConfigError, match=words):
+        refuse_shared_gpus(gpus)
+    refuse_shared_gpus("abcd")
 
 
 def numbers_of(script: str, *arguments: str) -> dict[Any, Any]:

@@ -74,7 +74,7 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True, tag="settings")
     """With `policies`: names of adapters that sample and cannot learn; see `ModelSpec.members`."""
     max_context: int | None = None
     max_concurrency: int = 64
-    kv_budget_bytes: int = 2 << 30
+    kv_budget_bytes: int | None = None
     prefill_tokens: int = 2048
     seed: int | None = None
     """For requests that bring no seed of their own."""

@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -163,10 +163,25 @@ def join(settings: ProcessSettings) -> RankLearner:
         world_size=place.ranks,
         timeout=timedelta(seconds=MEETING_SECONDS),
     )
+    if device.startswith("cuda"):
+        gpus: list[str] = [""] * place.ranks
+        dist.all_gather_object(gpus, str(torch.cuda.get_device_properties(device).uuid))
+        refuse_shared_gpus(gpus)
     lora = settings.lora
     spec = None if lora is None else LoraSpec(lora.rank, lora.alpha, lora.target_modules, settings.seed or 0)
     policy = load_policy(settings.model, device=device, dtype=settings.dtype, lora=spec)
     return RankLearner(policy, settings.learner, tensor_parallel=settings.tensor_parallel)
+
+
+def refuse_shared_gpus(gpus: Sequence[str]) -> None:
+    """`gpus` names each rank's. Raises `ConfigError` where two have the same one, which NCCL, by which they meet, would
+    refuse in the middle of the first pass."""
+    for rank, gpu in enumerate(gpus):
+        if (other := gpus.index(gpu)) < rank:
+            raise ConfigError(
+                f"Learner ranks {other} and {rank} are on the same GPU; each needs one of its own, and there are "
+                f"{len(set(gpus))} for {len(gpus)} ranks. Set ranks={len(set(gpus))}, or leave it out."
+            )
 
 
 def device_of(device: str, rank: int) -> str:
