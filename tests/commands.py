@@ -220,6 +220,8 @@ ELSEWHERE = {
         "agl train --env inspect:my_tasks.py@my_task --env-option python=./inspect-env/bin/python --model ./my-model": (
             _ENVIRONMENTS
         ),
+        "agl train --agent my_agent.py:agent --tasks hf:openai/gsm8k:main@train "
+        "--val-tasks hf:openai/gsm8k:main@test[:200] --model ./my-model": "tests/trainer/test_hub.py",
         "agl train --env verifiers:my-taskset --env-option python=./verifiers-env/bin/python --model ./my-model": (
             _ENVIRONMENTS
         ),

@@ -93,6 +93,8 @@ def load_environment(spec: str, *, agent: str | None = None, **options: Any) -> 
     """
     scheme, colon, name = spec.partition(":")
     if scheme not in SCHEMES or not colon:
+        if scheme == "hf":
+            raise ConfigError(f"{spec} brings tasks and nothing that works on them: --tasks {spec}, and an --agent.")
         known = ", ".join(f"{one}:…" for one in SCHEMES)
         raise ConfigError(f"{spec!r} names no environment. There are {known} (agl env list).")
     if not name:

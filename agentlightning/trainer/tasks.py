@@ -1,4 +1,4 @@
-"""Tasks in a file: JSON lines, a JSON array, CSV with a header, or Parquet, told by the file's ending."""
+"""Tasks in a file (JSON lines, a JSON array, CSV with a header, or Parquet, told by its ending), or in a data set."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.errors import ConfigError, missing_extra
+from agentlightning.trainer import hub
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def load_tasks(path: str | Path) -> list[Any]:
-    """The tasks in a file, in its order. Raises ConfigError that says what is wrong with it, and in which line."""
+    """The tasks in a file, or in a data set such as `hf:openai/gsm8k:main@train`, in its order.
+
+    Raises ConfigError that says what is wrong with it, and in which line.
+    """
+    if str(path).startswith(hub.PREFIX):
+        return _checked(hub.load_rows(str(path)), str(path))
     if str(path).startswith(("http:/", "https:/")):  # a Path has one slash only
         raise ConfigError(
             f"Tasks are a list or a file, and '{path}' is an address: download the file first. A server of tasks, "
@@ -33,9 +39,12 @@ def load_tasks(path: str | Path) -> list[Any]:
         raise ConfigError(f"{file} is not text in UTF-8: {error}. Save it as UTF-8.") from error
     if not tasks:
         raise ConfigError(f"{file} holds no tasks.")
-    if read is not _lines:  # which says the line
-        for number, task in enumerate(tasks, 1):
-            check_texts(task, f"{file}, task {number}")
+    return tasks if read is _lines else _checked(tasks, str(file))  # lines were checked one by one
+
+
+def _checked(tasks: list[Any], where: str) -> list[Any]:
+    for number, task in enumerate(tasks, 1):
+        check_texts(task, f"{where}, task {number}")
     return tasks
 
 
@@ -45,13 +54,12 @@ def _no_file(file: Path) -> str:
         inside = sorted(f.name for f in file.iterdir() if f.suffix.lower() in _READERS)
         example = f", for example {file / inside[0]}" if inside else ""
         return f"'{file}' is a folder, and tasks are read from a file{example}."
-    hub = (
-        " A data set of the Hugging Face Hub is loaded first, and its rows are the tasks: "
-        f"fit(agent, datasets.load_dataset({str(file)!r}, split='train'))."
+    named = (
+        f" A data set of the Hugging Face Hub is written so: {hub.PREFIX}{file}@train"
         if re.fullmatch(r"[\w-]+/[\w-]+", str(file))
         else ""
     )
-    return f"There is no file '{file}' with tasks. {_instead(str(file))}{hub}"
+    return f"There is no file '{file}' with tasks. {_instead(str(file))}{named}"
 
 
 def _instead(given: str) -> str:

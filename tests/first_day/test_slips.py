@@ -171,7 +171,7 @@ FILES = {
         ("lines.txt", "Write a JSON value per line"),
         ("python.jsonl", "JSON has double quotes: write each task with json.dumps(task)"),
         ("broken.parquet", "cannot be read as Parquet"),
-        ("openai/gsm8k", "datasets.load_dataset('openai/gsm8k', split='train')"),
+        ("openai/gsm8k", "hf:openai/gsm8k@train"),
         ("wide.jsonl", "Save it as UTF-8"),
     ],
 )

@@ -44,7 +44,7 @@ class TrainOptions(Command):
 
     tasks: Annotated[
         Path | None,
-        Option(help="Tasks: a file of JSON lines, a JSON array, CSV or Parquet; those of --config's run."),
+        Option(help="Tasks: a file of JSON lines, a JSON array, CSV or Parquet, or hf:NAME; those of --config's run."),
     ] = None
     agent: Annotated[str | None, Option(help=AGENT_HELP)] = None
     remote: Annotated[

@@ -1,0 +1,68 @@
+"""`hf:NAME`: the rows of a data set as tasks, from the Hugging Face Hub or a folder, read by its package `datasets`."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from agentlightning.errors import ConfigError, missing_extra
+
+PREFIX = "hf:"
+_NAME = re.compile(r"(?P<name>[^:@]+)(:(?P<subset>[^:@]+))?(@(?P<split>.+))?")
+_FIRST_WITHOUT_CODE = 4
+"""Since this version of `datasets` a data set is data: older ones run scripts that lie beside it."""
+
+
+def load_rows(spec: str) -> list[Any]:
+    """The rows of `hf:NAME[:SUBSET][@SPLIT]`, each an object by its columns; dates and times become ISO 8601.
+
+    NAME is a name on the Hub ("openai/gsm8k") or a folder, and SPLIT ("train" if it is not given) may be cut as the
+    package has it: "train[:200]". Raises ConfigError where that is nothing, and for columns that are no JSON values.
+    """
+    matched = _NAME.fullmatch(spec.removeprefix(PREFIX))
+    if matched is None:
+        raise ConfigError(f"{spec!r} names no data set. Write hf:NAME, hf:NAME:SUBSET or hf:NAME:SUBSET@SPLIT.")
+    try:
+        import datasets
+    except ImportError:
+        raise missing_extra("hf", "datasets") from None
+    if int(datasets.__version__.partition(".")[0]) < _FIRST_WITHOUT_CODE:
+        raise ConfigError(
+            f"datasets {datasets.__version__} may run code of a data set; install {_FIRST_WITHOUT_CODE}.0 or newer."
+        )
+    folder = Path(matched["name"]).expanduser()
+    name = str(folder) if folder.is_dir() else matched["name"]
+    try:
+        found = datasets.load_dataset(name, matched["subset"], split=matched["split"] or "train")
+    except Exception as error:  # the package has no kind of error in common
+        raise ConfigError(f"{spec} cannot be loaded: {_words(error)}") from error
+    _refuse_other_columns(spec, found.features)
+    if not len(found):
+        raise ConfigError(f"{spec} holds no rows.")
+    return json.loads(json.dumps(found.to_list(), default=_said))
+
+
+def _refuse_other_columns(spec: str, features: Any) -> None:
+    """Raises ConfigError where a column holds pictures, sound or bytes: a task is a JSON value."""
+    for column, kind in features.items():
+        if (found := re.search(r"\b(Image|Audio|Video|Pdf|Nifti|binary)\b", str(kind))) is not None:
+            raise ConfigError(
+                f"{spec}: column {column!r} holds {found[1]}, and a task is a JSON value. Load the data set in your "
+                "script and give its other columns: fit(agent, rows.select_columns([…]))."
+            )
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return str(value)
+    raise ConfigError(f"A row holds a {type(value).__name__}, and a task is a JSON value: {value!r:.100}")
+
+
+def _words(error: Exception) -> str:
+    """What the package says, without the list of all that it tried."""
+    return " ".join(str(error).split())[:600] or type(error).__name__
