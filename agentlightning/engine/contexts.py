@@ -16,11 +16,9 @@ from agentlightning.engine.own_cache import OwnCacheModel, RecomputedModel
 from agentlightning.engine.room import BlockBudget
 from agentlightning.engine.slot_model import SlotModel
 from agentlightning.errors import ModelError
+from agentlightning.models.memory import cache_bytes
 
 logger = logging.getLogger(__name__)
-
-_BUDGET = 2 << 30
-_SHARE_OF_A_GPU = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +49,9 @@ class Contexts:
         return isinstance(self.model, SlotModel) or self.model.continues
 
 
-def cache_budget(device: torch.device) -> int:
-    """Bytes of a KV cache: 2 GiB, and on a GPU of CUDA's a share of what is free there, if that is more. The rest is
-    for learning."""
-    if device.type != "cuda":
-        return _BUDGET
-    free, _ = torch.cuda.mem_get_info(device)
-    return max(_BUDGET, int(free * _SHARE_OF_A_GPU))
+def cache_budget(device: torch.device, reserved: int = 0) -> int:
+    """`cache_bytes` of this device, which has the model already and will have so many bytes more to learn."""
+    return cache_bytes(torch.cuda.mem_get_info(device)[0] - reserved if device.type == "cuda" else None)
 
 
 def make_contexts(model: PreTrainedModel, max_context: int, budget: int, concurrency: int) -> Contexts:

@@ -4,8 +4,9 @@ A decoding pass of a small batch is little work in many kernels, and a GPU waits
 graph starts them all. Its shapes are fixed, so passes are rounded up: to a number of rows and a number of tokens
 attended to (`row_sizes`, `context_sizes`). Rows that are added write nowhere, and nothing attends to tokens that are.
 
-The first pass of a size is computed as usual, recorded, computed once more from the recording, and compared. A model
-that cannot be recorded (experts that are chosen in Python, say) is computed as usual from then on, with a warning.
+Recording takes as long as a few passes, so the first pass of a size is computed as usual: the size may not come again.
+The second one is computed as usual and recorded, computed once more from the recording, and compared. A model that
+cannot be recorded (experts that are chosen in Python, say) is computed as usual from then on, with a warning.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
-MOST_GRAPHS = 96
+MOST_GRAPHS = 192
 """Kept at once; the one that was not used for longest goes first."""
-FEWEST_TOKENS = 128
+FEWEST_TOKENS, LONG = 128, 2048
 _GAP_FLOAT32 = 1e-3
 _GAP_HALF = 0.05
 
 Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
 """A decoding pass on the device: ids [R, 1], positions [R, 1], places to write to [R], and how many tokens of the slots
 are attended to; gives logits, [R, V]."""
-Replay = tuple[Callable[[], None], torch.Tensor]
-"""What computes a recorded pass again, and the logits that it leaves."""
+Replay = Callable[[], None]
+"""What does again what was recorded."""
 
 
 class DecodeGraphs:
@@ -47,6 +48,9 @@ class DecodeGraphs:
         # One copy to the GPU per pass: ids, positions, and where to write.
         self._host = torch.zeros((3, slots), dtype=torch.long, pin_memory=device.type == "cuda")
         self._given = torch.zeros((3, slots), dtype=torch.long, device=device)
+        self._logits = torch.empty(0)
+        """What a recorded pass leaves: the same place for all, so that none keeps memory of its own. [slots, V]"""
+        self._met: set[tuple[int, int]] = set()
         self._recorded: dict[tuple[int, int], Replay] = {}
         self._addresses = self._where_weights_are()
         if device.type == "cuda":
@@ -61,11 +65,12 @@ class DecodeGraphs:
         given[:, :count] = ids, positions, write
         given[:, count:] = np.array([[0], [0], [self._nowhere]])
         self._given[:, :rows].copy_(self._host[:, :rows], non_blocking=True)
-        if (rows, tokens) not in self._recorded:
-            return self._record(rows, tokens)[:count]
-        replay, logits = self._recorded[rows, tokens] = self._recorded.pop((rows, tokens))  # the latest comes last
+        size = rows, tokens
+        if (replay := self._recorded.pop(size, None)) is None:
+            return self._computed(size)[:count]
+        self._recorded[size] = replay  # the latest comes last
         replay()
-        return logits[:count]
+        return self._logits[:count]
 
     def weights_changed(self) -> None:
         """Graphs read weights where they were when they were recorded; where others have taken their place, all are
@@ -77,15 +82,21 @@ class DecodeGraphs:
     def _where_weights_are(self) -> list[int]:
         return [p.data_ptr() for p in self._model.parameters()] + [b.data_ptr() for b in self._model.buffers()]
 
-    def _record(self, rows: int, tokens: int) -> torch.Tensor:
-        """Compute the pass that was given, and keep it."""
+    def _computed(self, size: tuple[int, int]) -> torch.Tensor:
+        """The pass that was given, computed as usual, and recorded where its size was met before."""
+        rows, tokens = size
         ids, positions, write = self._given[:, :rows]
         given = (ids[:, None], positions[:, None], write, tokens)
         plain = self._compute(*given)
+        if size not in self._met:
+            self._met.add(size)
+            return plain
+        if not len(self._logits):
+            self._logits = plain.new_empty((self._given.shape[1], plain.shape[1]))
         try:
-            replay, logits = self._capture(given)
+            replay = self._capture(lambda: self._logits[:rows].copy_(self._compute(*given)))
             replay()
-            gap = float((plain.float().log_softmax(-1) - logits.float().log_softmax(-1)).abs().max())
+            gap = float((plain.float().log_softmax(-1) - self._logits[:rows].float().log_softmax(-1)).abs().max())
         except Exception as error:  # whatever CUDA, torch or a model's own code raises while it is recorded
             self._give_up(str(error).partition("\n")[0])
             return plain
@@ -94,11 +105,12 @@ class DecodeGraphs:
             return plain
         if len(self._recorded) >= MOST_GRAPHS:
             del self._recorded[next(iter(self._recorded))]
-        self._recorded[rows, tokens] = replay, logits
+        self._recorded[size] = replay
         return plain
 
-    def _capture(self, given: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]) -> Replay:
-        """The first pass ran on the current stream and has made what is made once (handles, plans, kernels)."""
+    def _capture(self, work: Callable[[], object]) -> Replay:
+        """The same was done on the current stream just before, which has made what is made once (handles, plans,
+        kernels)."""
         graph, stream = torch.cuda.CUDAGraph(), self._stream
         torch.cuda.synchronize()
         collecting = gc.isenabled()
@@ -107,13 +119,13 @@ class DecodeGraphs:
             with torch.cuda.stream(stream):
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
-                    logits = self._compute(*given)
+                    work()
                 finally:
                     graph.capture_end()
         finally:
             if collecting:
                 gc.enable()
-        return graph.replay, logits
+        return graph.replay
 
     def _give_up(self, why: str) -> None:
         logger.warning(
@@ -125,20 +137,20 @@ class DecodeGraphs:
 
 
 def row_sizes(slots: int) -> list[int]:
-    """1, 2, 4, 8, then in steps of at most a quarter."""
-    return _sizes([1, 2, 4], 8, slots)
+    """1, 2, 4, 8, then two to an octave."""
+    return [*(size for size in (1, 2, 4) if size < slots), *_sizes(8, slots)]
 
 
 def context_sizes(capacity: int) -> list[int]:
-    """In steps of at most a quarter, and the whole."""
-    return _sizes([], FEWEST_TOKENS, capacity)
+    """Two to an octave; four where reading the contexts takes most of the time; and the whole."""
+    return _sizes(FEWEST_TOKENS, capacity)
 
 
-def _sizes(first: list[int], start: int, end: int) -> list[int]:
-    """Each octave from `start` on in four steps."""
-    sizes, octave = first, start
+def _sizes(start: int, end: int) -> list[int]:
+    sizes, octave = [], start
     while octave < end:
-        sizes += [octave + octave // 4 * quarter for quarter in range(4)]
+        steps = 4 if octave >= LONG else 2
+        sizes += [octave + octave * step // steps for step in range(steps)]
         octave *= 2
     return [*(size for size in sizes if size < end), end]
 

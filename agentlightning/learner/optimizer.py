@@ -130,6 +130,14 @@ def _adamw(stepped: Sequence[Tensor]) -> torch.optim.AdamW:
     return torch.optim.AdamW(stepped, lr=0.0, foreach=None if len(_by_mesh(stepped)) == 1 else False)
 
 
+def optimizer_bytes(parameters: Sequence[Tensor], *, offload: bool = False) -> int:
+    """What learning adds to these weights on their device: gradients, AdamW's two moments, and float32 copies of short
+    types; with `offload` the gradients of one pass."""
+    if offload:
+        return sum(p.numel() * p.itemsize for p in parameters)
+    return sum(p.numel() * (3 * p.itemsize if p.itemsize >= 4 else 16) for p in parameters)
+
+
 def _stepped(parameter: nn.Parameter, keep_on: str | None) -> nn.Parameter:
     """What is stepped for a parameter: itself, or a copy."""
     if keep_on is None and not is_short(parameter):

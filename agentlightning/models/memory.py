@@ -13,6 +13,8 @@ from agentlightning.models.shape import ModelShape
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
 _LORA_RANK = 16
+_CACHE_BYTES = 2 << 30
+_CACHE_SHARE = 0.2
 
 
 def refuse_what_does_not_fit(
@@ -36,6 +38,12 @@ def refuse_what_does_not_fit(
         f"{dtype} ({weights if trains else 'its weights'}; activations and contexts come on top), and {what} has "
         f"{_gib(memory)}. {'; '.join(fitting) + '.' if fitting else 'Take a smaller model, or a larger machine.'}"
     )
+
+
+def cache_bytes(free: int | None) -> int:
+    """Bytes that the embedded engine takes for contexts: 2 GiB, or a fifth of what weights, gradients and optimiser
+    leave `free` on a CUDA GPU, whichever is more. `free` is None on other devices."""
+    return _CACHE_BYTES if free is None else max(_CACHE_BYTES, int(free * _CACHE_SHARE))
 
 
 def memory_of(device: str) -> tuple[int | None, str]:

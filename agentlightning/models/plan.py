@@ -2,7 +2,8 @@
 
 Pure. Memory is what `models.shape` counts (as the refusal of models that do not fit does) plus activations, logits and
 contexts; time is arithmetic at the share of a device's peak that is reached in practice. What autograd keeps is counted
-in a test; the times were not compared with real runs on GPUs: take them for their order of magnitude.
+in a test. Times were measured for models of 0.6 and 4 billion parameters on one H200 (docs/memory.md); elsewhere take
+them for their order of magnitude.
 
 Letters: P parameters (those that a token meets), L layers, C context of a rollout, R tokens that it samples.
 """
@@ -14,17 +15,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from agentlightning.models.hardware import GIB, GPUS, Hardware
+from agentlightning.models.memory import cache_bytes
 from agentlightning.models.shape import BYTES_OF, ModelShape
 
-LEARNING_SHARE = 0.35
-"""Of the peak, in forward and backward passes: between 0.2 and 0.5 is what trainings reach (PaLM's tables of others,
-arXiv 2204.02311, table 3)."""
+LEARNING_SHARE, GPU_LEARNING_SHARE = 0.35, 0.15
+"""Of the peak, in forward and backward passes. On an H200 token trees reached 0.10 (0.6 billion parameters, rollouts of
+4,096 tokens), 0.12 (16,384 tokens) and 0.19 (4 billion), with an adapter and gradient checkpointing."""
 PREFILL_SHARE = 0.5
 DECODE_SHARE = 0.6
 """Of the bandwidth, while tokens are sampled one by one."""
-LAYER_SECONDS = {"embedded": 4e-4, "vllm": 3e-5}
-"""What a layer costs per step of sampling, however small it is: transformers' own forward is started from Python, and
-vLLM's is one graph."""
+LAYER_SECONDS = {"embedded": 4e-4, "graphs": 1.4e-4, "vllm": 3e-5}
+"""What a layer costs per step of sampling, however small it is. On a CPU Python starts transformers' own forward; on a
+GPU it is one graph, beside which requests are looked after (measured, see above); vLLM's is one graph, too."""
 LOGITS_AT_ONCE = 1 << 26
 """`LearnerOptions.logits_at_once`: more are computed piece by piece."""
 LOGITS_COPIES = 4
@@ -32,8 +34,6 @@ LOGITS_COPIES = 4
 KEPT = {("float32", False): 1.0, ("float32", True): 0.86, ("short", False): 1.15, ("short", True): 1.47}
 """Activations that are kept, against those of a float32 pass over all weights, by type and adapter: frozen weights need
 fewer; with short types norms keep float32, and adapters (float32 themselves) every input once more. Counted like it."""
-CACHE_BYTES = 2 << 30
-"""Contexts of the embedded engine."""
 ENGINE_EXTRA = 2 << 30
 """Of a vLLM server beside weights and contexts: its own activations and graphs."""
 VLLM_SHARE, VLLM_ALONE = 0.45, 0.9
@@ -152,7 +152,8 @@ def sampling_seconds(job: PlannedJob, device: Hardware, backend: str, engines: i
     read = met * job.each + batch * context_bytes(job) * (1 - job.response / job.context / 2)
     moving = read / (device.bandwidth * wide * DECODE_SHARE)
     computing = batch * 2 * active / (device.flops * wide * PREFILL_SHARE)
-    token = max(moving, computing) + shape.layers * LAYER_SECONDS[backend]
+    kind = "graphs" if backend == "embedded" and device.is_gpu else backend
+    token = max(moving, computing) + shape.layers * LAYER_SECONDS[kind]
     return prefill + math.ceil(share / batch) * job.response * token
 
 
@@ -164,7 +165,8 @@ def learning_seconds(job: PlannedJob, device: Hardware, learners: int) -> float:
     shape = job.shape
     forwards = (2 if job.adapter else 3) + (1 if job.gradient_checkpointing else 0)
     per_token = 2 * (shape.active or shape.parameters) + 2 * shape.layers * (shape.query or shape.hidden) * job.context
-    computing = job.tree_tokens * forwards * per_token / (device.flops * LEARNING_SHARE * learners)
+    share = GPU_LEARNING_SHARE if device.is_gpu else LEARNING_SHARE
+    computing = job.tree_tokens * forwards * per_token / (device.flops * share * learners)
     if not job.offload or job.adapter:
         return computing
     moves = math.ceil(job.tree_tokens / job.pass_tokens) + 1
@@ -185,8 +187,11 @@ def layouts(job: PlannedJob, device: Hardware, count: int) -> Iterator[Layout]:
 def embedded(job: PlannedJob, device: Hardware) -> Layout:
     """Engine and learner in one process, on one set of weights."""
     context = context_bytes(job)
-    at_once = min(CACHE_BYTES // context, 2 * job.concurrency)
-    memory = learner_memory(job) | {"contexts": min(CACHE_BYTES, min(job.concurrency, job.rollouts) * context)}
+    learner = learner_memory(job)
+    free = device.memory - learner["weights"] - learner["gradients and optimiser"]
+    budget = cache_bytes(free if device.is_gpu else None)
+    at_once = min(budget // context, 2 * job.concurrency)
+    memory = learner | {"contexts": min(budget, min(job.concurrency, job.rollouts) * context)}
     seconds = {
         "sampling": sampling_seconds(job, device, "embedded", 1, 1, at_once),
         "learning": learning_seconds(job, device, 1),

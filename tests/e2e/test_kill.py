@@ -1,7 +1,7 @@
 """kill -9 of a whole training run at random moments, and resuming.
 
 Every task was taken once per epoch, the metrics go on in one stream, and in the deterministic mode the final weights
-are those of a run that nobody killed.
+are those of a run that nobody killed, whatever a step samples besides its rollouts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ import pytest
 
 from agentlightning.metrics import read_metrics
 
-ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {
+    **os.environ,
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(Path(__file__).parents[2]),
+}
 TASKS, PER_STEP, EPOCHS = 8, 3, 2
 STEPS = EPOCHS * 3
 
@@ -29,15 +34,21 @@ import sys
 import agentlightning as agl
 from agentlightning.trainer.example import load_example
 from agentlightning.metrics import SilentConsole
+from tests.golden.ways import asks_three
 
 recipe, agent = load_example("calc", "recipe"), load_example("calc", "calc_agent").calc_agent
+train, val, more = recipe.train_tasks()[:{TASKS}], recipe.val_tasks()[:3], {{}}
+if sys.argv[1] == "branches":  # rollouts of three calls, and others that go on from their states
+    asked = recipe.train_tasks()
+    agent, train, val = asks_three, [asked[3 * n : 3 * n + 3] for n in range({TASKS})], [val]
+    more = dict(credit="branches", branches=agl.Branches(continuations=2, share=0.9), rollout_return="sum")
 algorithm = agl.GRPO(
     model="calc", epochs={EPOCHS}, tasks_per_step={PER_STEP}, group_size=4, learning_rate=1e-4, max_context=512,
-    save_every=1, val_every=2, deterministic=sys.argv[1] == "deterministic",
+    save_every=1, val_every=2, deterministic=sys.argv[1] != "as usual", **more,
 )
 resume = "run" if sys.argv[2] == "resume" else None
 trainer = agl.Trainer(algorithm=algorithm, run_dir="run", resume=resume, console=SilentConsole())
-trainer.fit(agent, recipe.train_tasks()[:{TASKS}], recipe.val_tasks()[:3])
+trainer.fit(agent, train, val)
 """
 
 
@@ -95,7 +106,7 @@ def run_with_kills(folder: Path, mode: str, rng: random.Random, kills: int) -> i
                 kill_everything(process)
                 died += 1
                 continue
-        printed, _ = process.communicate(timeout=120)
+        printed, _ = process.communicate(timeout=300)
         assert process.returncode == 0, printed
         return died
 
@@ -112,13 +123,14 @@ def check_the_stream(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_killed_and_resumed_the_weights_are_those_of_a_run_that_nobody_killed(tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mode", ["deterministic", "branches"])
+def test_killed_and_resumed_the_weights_are_those_of_a_run_that_nobody_killed(mode: str, tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
-    process = start(tmp_path / "whole", "deterministic", "anew")
-    printed, _ = process.communicate(timeout=200)
+    process = start(tmp_path / "whole", mode, "anew")
+    printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0, printed
-    died = run_with_kills(tmp_path / "killed", "deterministic", random.Random(os.getpid()), kills=3)
+    died = run_with_kills(tmp_path / "killed", mode, random.Random(os.getpid()), kills=3)
     assert died >= 2  # the third may come too late for a run this short
     check_the_stream(tmp_path / "whole")
     check_the_stream(tmp_path / "killed")

@@ -19,13 +19,8 @@ from tests.engine.conftest import gap, make_engine, random_ids, request, run
 class Computed(DecodeGraphs):
     """As on a GPU: a pass always writes its logits to the same place, and reads what it was given from one."""
 
-    def _capture(self, given: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]) -> Replay:
-        logits = self._compute(*given).clone()
-
-        def replay() -> None:
-            logits.copy_(self._compute(*given))
-
-        return replay, logits
+    def _capture(self, work: Callable[[], object]) -> Replay:
+        return lambda: (work(), None)[1]
 
 
 @pytest.fixture
@@ -56,7 +51,7 @@ def test_log_probs_are_those_of_a_plain_forward(policy: Policy, recorded: Any) -
     asked = requests(40)
     found = run(engine, asked)
     assert max(gap(policy, one, found[one.request_id]) for one in asked) < 1e-4
-    assert len(kept._recorded) > 8
+    assert 4 < len(kept._recorded) < len(kept._met)
     rows, tokens = ({key[side] for key in kept._recorded} for side in (0, 1))
     assert rows <= set(row_sizes(engine.contexts.slots))
     assert tokens <= set(context_sizes(engine.contexts.model.capacity))
@@ -76,15 +71,15 @@ def test_what_cannot_be_recorded_is_computed_as_usual(
     policy: Policy, recorded: Any, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Faulty(Computed):
-        def _capture(self, given: Any) -> Replay:
+        def _capture(self, work: Callable[[], object]) -> Replay:
             if fault == "raises":
                 raise RuntimeError("operation not permitted when stream is capturing\nand more")
-            _, logits = super()._capture(given)
 
             def replay() -> None:
-                logits.copy_(logits.roll(1, -1) if fault == "off" else logits * torch.nan)
+                work()
+                self._logits.copy_(self._logits.roll(1, -1) if fault == "off" else self._logits * torch.nan)
 
-            return replay, logits
+            return replay
 
     engine, kept = recorded(Faulty)
     asked = requests(8)
@@ -99,8 +94,10 @@ def test_what_cannot_be_recorded_is_computed_as_usual(
 def test_weights_that_changed_in_place_are_read_and_others_are_recorded_anew(policy: Policy, recorded: Any) -> None:
     engine, kept = recorded()
     one = request(1, random_ids(20, 1), max_tokens=10, ignore_eos=True)
-    run(engine, [one])
+    for _ in range(2):
+        run(engine, [one])
     before = dict(kept._recorded)
+    assert before
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(0.9)
@@ -115,10 +112,11 @@ def test_weights_that_changed_in_place_are_read_and_others_are_recorded_anew(pol
 
 
 @pytest.mark.parametrize("end", [1, 3, 8, 13, 128, 1000, 4097])
-def test_a_size_is_at_most_a_quarter_larger_than_what_it_is_for(end: int) -> None:
+def test_a_size_is_at_most_half_as_large_again_as_what_it_is_for(end: int) -> None:
     for sizes, least in ((row_sizes(end), 8), (context_sizes(end), graphs.FEWEST_TOKENS)):
         assert sizes == sorted(set(sizes))
         assert sizes[-1] == end
         for wanted in range(1, end + 1):
             size = graphs._at_least(sizes, wanted)
-            assert wanted <= size <= max(wanted * 5 // 4 + 1, least)
+            assert wanted <= size <= max(wanted * (5 / 4 if wanted > graphs.LONG else 3 / 2), least)
+    assert len(row_sizes(64)) * len(context_sizes(4096)) < graphs.MOST_GRAPHS

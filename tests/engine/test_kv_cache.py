@@ -231,3 +231,17 @@ def test_memory_is_given_back() -> None:
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096
+
+
+def test_a_gpus_share_leaves_what_learning_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentlightning.engine.contexts import cache_budget
+    from agentlightning.learner.optimizer import optimizer_bytes
+    from agentlightning.models.memory import cache_bytes
+
+    weights = [torch.nn.Parameter(torch.empty(10, 10, dtype=kind)) for kind in (torch.float32, torch.bfloat16)]
+    assert [optimizer_bytes([w]) for w in weights] == [1200, 1600]
+    assert optimizer_bytes(weights, offload=True) == 600
+    gib = 2**30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50 * gib, 80 * gib))
+    assert cache_budget(torch.device("cuda"), 30 * gib) == cache_bytes(20 * gib) == 4 * gib
+    assert cache_budget(torch.device("cuda"), 45 * gib) == cache_budget(torch.device("cpu")) == 2 * gib

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 SETTINGS = {"steps": 2, "tasks_per_step": 1, "group_size": 2, "val_every": 2, "flat_steps": 0, "max_tokens": 24}
 
-Scheme = Callable[[Path], "list[str]"]
+Scheme = Callable[..., "list[str]"]
 """Writes what an environment needs into a folder; gives `--env` and what else names it."""
 
 
@@ -89,7 +89,7 @@ REWARDS = {
 """A column of the metrics that each has."""
 
 
-@pytest.mark.parametrize("scheme", REWARDS, ids=lambda scheme: scheme.__name__)
+@pytest.mark.parametrize("scheme", REWARDS, ids=[scheme.__name__ for scheme in REWARDS])
 def test_a_whole_run(scheme: Scheme, tmp_path: Path) -> None:
     named = scheme(tmp_path)
     model = ["--model", "calc"]

@@ -64,11 +64,13 @@ from agentlightning.backend.embedded.protocol import (
 from agentlightning.backend.embedded.ranks import Leader
 from agentlightning.backend.embedded.stall import PULSE_SECONDS
 from agentlightning.engine.base import EngineInfo
+from agentlightning.engine.contexts import cache_budget
 from agentlightning.engine.events import POLICY, Event, Failed, Request
 from agentlightning.engine.torch_engine import TorchEngine
 from agentlightning.errors import AgentLightningError, ConfigError
 from agentlightning.learner.adapters import load_policies
 from agentlightning.learner.base import DTYPES
+from agentlightning.learner.optimizer import optimizer_bytes
 from agentlightning.learner.policy import LoraSpec, Policy, load_policy
 from agentlightning.learner.torch_learner import TorchLearner
 from agentlightning.learner.verl.learner import start_verl
@@ -358,6 +360,11 @@ def _what_to_do(verb: Verb, error: Exception) -> str:
 def _engine(policy: Policy, settings: ProcessSettings) -> TorchEngine:
     """For the policy and those that share its model."""
     policy.activate()
+    budget = settings.kv_budget_bytes
+    if budget is None:
+        learns = settings.learns and settings.verl is None
+        state = optimizer_bytes(policy.trainable(), offload=settings.learner.offload) if learns else 0
+        budget = cache_budget(policy.device, state // settings.ranks)
     return TorchEngine(
         policy.model,
         policy.tokenizer,
@@ -366,7 +373,7 @@ def _engine(policy: Policy, settings: ProcessSettings) -> TorchEngine:
         version=policy.version,
         max_context=settings.max_context,
         max_concurrency=settings.max_concurrency,
-        kv_budget_bytes=settings.kv_budget_bytes,
+        kv_budget_bytes=budget,
         prefill_tokens=settings.prefill_tokens,
         seed=settings.seed,
     )
