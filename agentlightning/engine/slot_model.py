@@ -81,9 +81,8 @@ class SlotModel:
         if self.graphs is not None and self.graphs.works:
             logits = self.graphs.decode(ids, positions, write, context)
         else:
-            given = (ids.astype(np.int64)[:, None], positions[:, None], write)
-            on_device = [torch.from_numpy(array).to(self._device) for array in given]
-            logits = self._decoded(on_device[0], on_device[1], on_device[2], context)
+            given = (ids.astype(np.int64)[:, None], positions[:, None])
+            logits = self._forward(*given, slice(0, span), write, context)[:, -1]
         return logits if len(rows) == span else logits[torch.from_numpy(rows).to(logits.device)]
 
     def _forward(

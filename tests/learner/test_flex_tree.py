@@ -27,6 +27,7 @@ from .conftest import MakeCall
 
 CPU = torch.device("cpu")
 FLEX, SEGMENTS = LearnerOptions(tree_attention="flex"), LearnerOptions(tree_attention="segments")
+Numbers = tuple[torch.Tensor, ...]
 LOSS = LossConfig(name="gspo", clip_low=0.3, clip_high=0.3, entropy_coef=0.1)
 
 
@@ -265,13 +266,18 @@ def test_random_trees_of_all_sizes(policy: Policy, make_call: MakeCall) -> None:
 
 def test_an_adapter_with_gradient_checkpointing(tiny_model_dir: Path, make_call: MakeCall) -> None:
     """What is computed a second time is computed as a tree, too."""
+    compare(*by_checkpoints(tiny_model_dir, make_call, "cpu"))
+
+
+def by_checkpoints(model: Path, make_call: MakeCall, device: str) -> tuple[Numbers, Numbers]:
+    """An adapter's numbers with gradient checkpointing, and those of segments without."""
     torch.manual_seed(0)
-    policy = load_policy(tiny_model_dir, device="cpu", lora=LoraSpec(rank=4))
+    policy = load_policy(model, device=device, lora=LoraSpec(rank=4))
     for parameter in policy.trainable():
         parameter.data.add_(torch.randn_like(parameter) * 0.02)
     batch = pack(branching(np.random.default_rng(1), make_call))
     again = LearnerOptions(tree_attention="flex", gradient_checkpointing=True, logits_at_once=4000)
-    compare(learned(policy, batch, again), learned(policy, batch, SEGMENTS))
+    return learned(policy, batch, again), learned(policy, batch, SEGMENTS)
 
 
 def test_bfloat16_within_its_rounding(tiny_model_dir: Path, make_call: MakeCall) -> None:

@@ -11,11 +11,11 @@ import torch
 
 from agentlightning.learner.base import LearnerOptions, LossConfig
 from agentlightning.learner.packing import CreditedCall, pack
-from agentlightning.learner.policy import LoraSpec, Policy, load_policy
+from agentlightning.learner.policy import Policy, load_policy
 from agentlightning.learner.rank_learner import RankLearner
 from agentlightning.learner.torch_learner import TorchLearner
 from tests.learner.conftest import MakeCall
-from tests.learner.test_flex_tree import FLEX, LOSS, SEGMENTS, TREES, branching, compare, error, learned
+from tests.learner.test_flex_tree import FLEX, LOSS, SEGMENTS, TREES, branching, by_checkpoints, compare, error, learned
 from tests.learner.test_offload import STEP, steps
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -53,13 +53,7 @@ def test_one_kernel_for_trees_of_every_size(on_gpu: Policy, make_call: MakeCall)
 
 
 def test_an_adapter_with_gradient_checkpointing(tiny_model_dir: Path, make_call: MakeCall) -> None:
-    torch.manual_seed(0)
-    policy = load_policy(tiny_model_dir, device="cuda", lora=LoraSpec(rank=4))
-    for parameter in policy.trainable():
-        parameter.data.add_(torch.randn_like(parameter) * 0.02)
-    batch = pack(branching(np.random.default_rng(1), make_call))
-    again = LearnerOptions(tree_attention="flex", gradient_checkpointing=True, logits_at_once=4000)
-    compare(learned(policy, batch, again), learned(policy, batch, SEGMENTS), 5e-5)
+    compare(*by_checkpoints(tiny_model_dir, make_call, "cuda"), 5e-5)
 
 
 def test_bfloat16_within_its_rounding(tiny_model_dir: Path, on_gpu: Policy, make_call: MakeCall) -> None:
