@@ -15,6 +15,9 @@ import numpy as np
 from agentlightning.engine.events import POLICY
 from agentlightning.errors import ConfigError
 
+_GONE = ""
+"""In place of the name of a policy that was removed."""
+
 
 class Adapters(Protocol):
     """What the layers of a model compute with."""
@@ -44,17 +47,34 @@ class Policies:
 
     def __init__(self, adapters: Adapters | None, version: int, seed: int | None) -> None:
         """Without adapters there is one policy. `seed` is for requests that bring none; each policy draws by itself."""
-        self.names = [POLICY] if adapters is None else adapters.names
+        self.names = [POLICY] if adapters is None else [*adapters.names]
         self.versions = [version] * len(self.names)
         self.mixes = True
         """Whether a pass computes its rows together."""
         self._adapters = adapters
+        self._seed = seed
         self._random = [np.random.default_rng(seed) for _ in self.names]
+
+    def add(self, name: str, version: int) -> None:
+        """One more policy, with a number of its own: that of one that was removed, or the next."""
+        if name in self.names:
+            raise ConfigError(f"There is a policy '{name}' already.")
+        if _GONE not in self.names:
+            self.names.append(_GONE)
+            self.versions.append(0)
+            self._random.append(np.random.default_rng())
+        number = self.names.index(_GONE)
+        self.names[number], self.versions[number] = name, version
+        self._random[number] = np.random.default_rng(self._seed)
+
+    def remove(self, name: str) -> None:
+        """The others keep their numbers."""
+        self.names[self.find(name)] = _GONE
 
     def find(self, name: str) -> int:
         """The number of a policy. Raises `ConfigError` if there is none of this name."""
         if name not in self.names:
-            raise ConfigError(f"There is no policy '{name}' here; there are: {', '.join(self.names)}.")
+            raise ConfigError(f"There is no policy '{name}' here; there are: {', '.join(filter(None, self.names))}.")
         return self.names.index(name)
 
     def among(self, numbers: np.ndarray, names: Collection[str]) -> np.ndarray:

@@ -195,6 +195,16 @@ class TorchEngine:
         chunk = self._take(running, None, None)
         return PartialSample(request_id=running.request.request_id, chunk=chunk) if len(chunk.ids) else None
 
+    def add_policy(self, policy: str, version: int = 0) -> None:
+        """Sample from one more of the adapters."""
+        self.policies.add(policy, version)
+
+    def remove_policy(self, policy: str) -> list[int]:
+        """Sample from an adapter no more. Its requests are dropped; their ids."""
+        dropped = self.abort_all([policy])
+        self.policies.remove(policy)
+        return dropped
+
     def reseed(self, seed: int, policy: str = POLICY) -> None:
         """Go on for a policy as a fresh engine with this seed would: nothing cached, the same draws for the same
         requests."""

@@ -29,6 +29,9 @@ from agentlightning.finetuning.queue import TRAINING, FineTuningQueue
 from agentlightning.finetuning.recipe import BaseModel
 from agentlightning.finetuning.records import Records, Row
 from agentlightning.finetuning.routes import ROUTES, ApiCall, Handler, as_response
+from agentlightning.finetuning.tinker.routes import PREFIX as TINKER_PREFIX
+from agentlightning.finetuning.tinker.routes import application
+from agentlightning.finetuning.tinker.service import TinkerService
 from agentlightning.finetuning.training import MODELS_KEY, MODELS_URL
 from agentlightning.gateway.dialects import DIALECTS
 from agentlightning.gateway.dialects.base import openai_error
@@ -88,6 +91,10 @@ class TrainingServer:
         self.keys = Keys(self.records, settings.admin_key)
         self.queue = FineTuningQueue(self.jobs, self.blobs, self._models_of, settings.command)
         self.pool = Pool(settings.loaded_models, settings.max_context)
+        self.tinker = TinkerService(
+            bases, self.records, folder / "tinker", settings.loaded_models, settings.max_context
+        )
+        self._tinker = application(self.tinker, self.keys)
         self._ahead = ReadAhead()
         self._own_keys: dict[str, str] = {}
         self._routes = Starlette(
@@ -116,6 +123,7 @@ class TrainingServer:
     async def start(self) -> None:
         """Listen, and go on with the jobs that there are. Raises GatewayError if the port is taken."""
         await self._server.start()
+        self.tinker.start()
         self._task = asyncio.create_task(self.queue.run(), name="fine-tuning-queue")
 
     async def watch(self) -> None:
@@ -130,6 +138,7 @@ class TrainingServer:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._server.stop()
+        await self.tinker.close()
         await self.pool.close()
         self.records.close()
 
@@ -158,6 +167,8 @@ class TrainingServer:
             await send_json(send, 200, {"status": "ok"})
         elif scope["method"] == "POST" and path.startswith(PREFIX) and path.removeprefix(PREFIX) in _CALLS:
             await self._call(scope, receive, send)
+        elif path.startswith(f"{TINKER_PREFIX}/"):
+            await self._tinker(scope, receive, send)
         else:
             await self._routes(scope, receive, send)
 

@@ -25,21 +25,22 @@ class Keys:
         self._admin_key = admin_key
         self._lent: dict[str, str] = {}
 
-    def owner(self, given: str) -> str:
-        """Raises `Refusal` for a key that is none."""
-        if self._admin_key is None or hmac.compare_digest(given.encode(), self._admin_key.encode()):
-            return ADMIN
-        if given in self._lent:
-            return self._lent[given]
-        found = self._records.row("SELECT id FROM keys WHERE hash = ?", _hash(given))
-        if found is None:
-            raise Refusal(
-                "This server needs one of its keys: give it to the client as api_key.",
-                status=401,
-                kind="authentication_error",
-                code="invalid_api_key",
-            )
-        return found["id"]
+    def owner(self, *given: str) -> str:
+        """Whose the first of these keys is that is one. Raises `Refusal` where none is."""
+        for key in given:
+            if self._admin_key is None or hmac.compare_digest(key.encode(), self._admin_key.encode()):
+                return ADMIN
+            if key in self._lent:
+                return self._lent[key]
+            found = self._records.row("SELECT id FROM keys WHERE hash = ?", _hash(key))
+            if found is not None:
+                return found["id"]
+        raise Refusal(
+            "This server needs one of its keys: give it to the client as api_key.",
+            status=401,
+            kind="authentication_error",
+            code="invalid_api_key",
+        )
 
     def lend(self, owner: str) -> str:
         """A key for what a job of this owner asks of the server; good until the server ends."""

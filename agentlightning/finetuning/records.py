@@ -92,6 +92,10 @@ class Records:
         self._connection.execute("PRAGMA synchronous=NORMAL")  # survives kill -9
         self._connection.executescript(_SCHEMA)
 
+    def define(self, schema: str) -> None:
+        """Have these tables too, unless they are there."""
+        self._connection.executescript(schema)
+
     def close(self) -> None:
         self._connection.close()
         self._lock.close()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from agentlightning.errors import ConfigError, ModelError
 from agentlightning.learner.by_row import ByRow
@@ -27,21 +28,97 @@ from agentlightning.learner.policy import (
     take_up_adapter,
 )
 
+PARTS = ("attention", "mlp", "unembedding")
+"""Into which the linear layers of a model fall."""
+
+
+def modules_of(model: Any, parts: Sequence[str]) -> list[str]:
+    """The names of the linear layers of these parts. What is neither of attention nor the output layer is the MLP's."""
+    output = model.get_output_embeddings()
+    found: list[str] = []
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            above = ".".join(name.split(".")[:-1])
+            inside = "attention" if "attn" in above or "attention" in above else "mlp"
+            if ("unembedding" if module is output else inside) in parts:
+                found.append(name)
+    return found
+
 
 class PeftAdapters:
-    """The adapters of one base model by policy, and which of them the layers compute with."""
+    """The adapters of one base model by policy, and which of them the layers compute with. They come and go."""
 
-    def __init__(self, peft: Any, names: Sequence[str], frozen: str | None = None) -> None:
-        """`names[0]` is active in `peft`; `frozen` is one more: the base without an adapter."""
+    def __init__(self, model: Any, frozen: str | None = None) -> None:
+        """There is none yet. `frozen` is the name of the base without an adapter, if it has one."""
+        self.names = [] if frozen is None else [frozen]
+        self.peft: Any = None
+        """The `PeftModel` around the base, from the first adapter on."""
+        self._frozen = frozen
+        self._model = model
+        self._active = frozen
+        self._linear = {part: modules_of(model, [part]) for part in PARTS}
+        self._layers: list[Any] = []
+        self._by_row = ByRow(None, [])
+
+    def add(self, name: str, source: str | LoraSpec) -> None:
+        """One more adapter: the one in a directory, or a new one, whose weights are drawn as torch is seeded. Its
+        parameters take gradients from now on.
+
+        Raises ModelError for a directory without an adapter that fits the base.
+        """
+        key = _key(name)
+        folder = None if isinstance(source, LoraSpec) else source
+        if folder is not None and not (Path(folder) / "adapter_config.json").is_file():
+            raise ModelError(
+                f"There is no adapter for the policy '{name}' in {source}. Give the directory that a checkpoint holds "
+                "for each policy: checkpoints/step-…/model/<policy>."
+            )
+        config = self._config(source) if isinstance(source, LoraSpec) else _config_in(source)
+        for layer in self._layers:
+            layer.enable_adapters(True)
+        with peft_calls_deprecated_names():
+            if self.peft is None:
+                self.peft = _wrap(self._model, key, config)
+            else:
+                self.peft.add_adapter(key, config)
+            if folder is not None:
+                _load(self.peft, name, folder)
+        self.names.insert(len(self.names) - (self._frozen is not None), name)
+        self._activate(name)
+
+    def _config(self, spec: LoraSpec) -> Any:
+        if spec.parts:
+            spec = replace(spec, target_modules=[name for part in spec.parts for name in self._linear[part]])
+        return lora_config(spec)
+
+    def remove(self, name: str) -> None:
+        """Forget an adapter."""
+        if name == self._frozen:
+            raise ConfigError("This policy is the base model, which is there as long as its adapters.")
+        other = next((n for n in self.names if n not in (name, self._frozen)), None)
+        if other is not None:
+            self._activate(other)
+        self.peft.delete_adapter(_key(name))
+        self.names.remove(name)
+        if other is None:
+            self._find_layers()
+            self._active = self._frozen
+
+    def _activate(self, name: str) -> None:
+        """Compute with an adapter, as peft itself turns to one."""
+        for layer in self._layers:
+            layer.enable_adapters(True)
+        self.peft.eval()
+        self.peft.set_adapter(_key(name))
+        self._active = name
+        self._find_layers()
+
+    def _find_layers(self) -> None:
         from peft.tuners.tuners_utils import BaseTunerLayer
 
-        self.names = [*names] if frozen is None else [*names, frozen]
-        self._frozen = frozen
-        self._peft = peft
-        self._active = names[0]
         # peft's own `set_adapter` walks all modules of the model, which would cost a good part of a small one's step.
-        self._layers = [module for module in peft.modules() if isinstance(module, BaseTunerLayer)]
-        self._by_row = ByRow(peft, self._layers)
+        self._layers = [module for module in self.peft.modules() if isinstance(module, BaseTunerLayer)]
+        self._by_row = ByRow(self.peft, self._layers)
 
     def use(self, name: str) -> None:
         """Compute with this policy's adapter from now on, and let its parameters alone take gradients; as the base,
@@ -74,7 +151,8 @@ class PeftAdapters:
         if name == self._frozen:
             raise ConfigError("This policy is the base model, which is not trained and so not saved.")
         key = _key(name)
-        self._peft.save_pretrained(directory, selected_adapters=[key])
+        # Without this word peft writes the base's embedding beside an adapter of the output layer.
+        self.peft.save_pretrained(directory, selected_adapters=[key], save_embedding_layers=False)
         for file in (directory / key).iterdir():
             file.rename(directory / file.name)
         shutil.rmtree(directory / key)
@@ -83,7 +161,7 @@ class PeftAdapters:
         """Give an adapter the weights of the one in a directory, which must be of its shape."""
         if name == self._frozen:
             raise ConfigError("This policy is the base model, which takes up no adapter.")
-        take_up_adapter(self._peft, _key(name), directory)
+        take_up_adapter(self.peft, _key(name), directory)
 
 
 def load_policies(
@@ -95,48 +173,37 @@ def load_policies(
     device: str = "auto",
     dtype: str = "float32",
 ) -> dict[str, Policy]:
-    """Policies by name on one base model, each a new adapter (None) or the one in a directory.
+    """Policies by name on one base model, each a new adapter (None) or the one in a directory. More can be added later
+    (`PeftAdapters.add`).
 
     `frozen` is the name of one more: the base itself, which has nothing to train. Raises ModelError for a base that is
     an adapter itself or an adapter that does not fit it.
     """
-    first, *others = sources
     policy = load_policy(base, device=device, dtype=dtype)
     if policy.peft is not None:
         raise ModelError(
             f"'{base}' is an adapter; several policies need a base model. Merge the adapter into its base first "
             "(peft: merge_and_unload, save_pretrained)."
         )
-    for name, source in sources.items():
-        if source is not None and not (Path(source) / "adapter_config.json").is_file():
-            raise ModelError(
-                f"There is no adapter for the policy '{name}' in {source}. Give the directory that a checkpoint holds "
-                "for each policy: checkpoints/step-…/model/<policy>."
-            )
+    policy.model.requires_grad_(False)
+    adapters = PeftAdapters(policy.model, frozen)
     spec = lora or LoraSpec()
-    with peft_calls_deprecated_names(), seeded(spec.seed):
-        peft = _wrap(policy, first, _config(sources[first], spec))
-        for name in others:
-            peft.add_adapter(_key(name), _config(sources[name], spec))
+    with seeded(spec.seed):
         for name, source in sources.items():
-            if source is not None:
-                _load(peft, name, source)
-    peft.eval()
-    peft.set_adapter(_key(first))
-    adapters = PeftAdapters(peft, list(sources), frozen)
-    return {name: replace(policy, peft=peft, adapters=adapters, adapter=name) for name in adapters.names}
+            adapters.add(name, source or spec)
+    return {name: replace(policy, peft=adapters.peft, adapters=adapters, adapter=name) for name in adapters.names}
 
 
-def _wrap(policy: Policy, name: str, config: Any) -> Any:
+def _wrap(model: Any, key: str, config: Any) -> Any:
     from peft import get_peft_model
 
-    return get_peft_model(policy.model, config, adapter_name=_key(name))
+    return get_peft_model(model, config, adapter_name=key)
 
 
-def _config(source: str | None, spec: LoraSpec) -> Any:
+def _config_in(source: str) -> Any:
     from peft import PeftConfig
 
-    return lora_config(spec) if source is None else PeftConfig.from_pretrained(source)
+    return PeftConfig.from_pretrained(source)
 
 
 def _load(peft: Any, name: str, source: str) -> None:

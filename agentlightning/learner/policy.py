@@ -41,12 +41,19 @@ class LoraSpec:
     target_modules: str | list[str] = "all-linear"
     seed: int = 0
     """Of a new adapter's weights."""
+    parts: tuple[str, ...] = ()
+    """Instead of `target_modules`, among several policies: some of `learner.adapters.PARTS`."""
 
 
 class PolicyAdapters(Protocol):
     """The adapters of several policies on one model; see `learner.adapters`."""
 
     names: list[str]
+    peft: Any
+
+    def add(self, name: str, source: str | LoraSpec) -> None: ...
+
+    def remove(self, name: str) -> None: ...
 
     def use(self, name: str) -> None: ...
 

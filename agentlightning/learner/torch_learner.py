@@ -131,6 +131,13 @@ class TorchLearner:
             metrics=metrics,
         )
 
+    def evaluate(self, batch: PackedBatch, loss: LossConfig) -> PassResult:
+        """The loss on `batch`, without gradients."""
+        with torch.no_grad():
+            scores, _, metrics = self._loss(batch, loss)
+        value, logprobs = metrics.pop("loss"), scores.logprobs_E.float().cpu().numpy()
+        return PassResult(loss=value, logprobs=logprobs, tree_tokens=len(batch.ids_N), metrics=metrics)
+
     def check_packing(self, batch: PackedBatch, loss: LossConfig) -> PackingCheck:
         """Compare the packed pass with separate rows; from one that does not hold on, rows are computed."""
         parameters = self.policy.trainable()

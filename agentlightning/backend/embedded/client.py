@@ -43,7 +43,7 @@ class ModelProcess(PolicyHandle):
         stall_seconds: float = STALL_SECONDS,
         spawn: Callable[[ProcessSettings], Awaitable[Connection]] = Child.spawn,
     ) -> None:
-        super().__init__(self, next(iter(settings.policies), POLICY))
+        super().__init__(self, next(iter(settings.policies), settings.frozen or POLICY))
         self.settings = settings
         self._start_timeout = start_timeout
         self._stall_seconds = stall_seconds

@@ -6,7 +6,9 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from agentlightning.backend.embedded.protocol import (
+    AddPolicy,
     CheckPacking,
+    Evaluate,
     Export,
     Forward,
     ForwardBackward,
@@ -14,9 +16,11 @@ from agentlightning.backend.embedded.protocol import (
     KeepHalf,
     KeepRoutes,
     LoadState,
+    Lora,
     MoveReference,
     OptimStep,
     Publish,
+    RemovePolicy,
     Reply,
     Reseed,
     SaveState,
@@ -97,6 +101,10 @@ class PolicyHandle:
         """See `Learner.forward_backward`. A call per pass, so that sampling goes on between them."""
         return joined([_passed(await self._ask(ForwardBackward(batch, loss))) for batch in batches])
 
+    async def evaluate(self, batches: Sequence[PackedBatch], loss: LossConfig) -> PassResult:
+        """The loss on all passes, without gradients."""
+        return joined([_passed(await self._ask(Evaluate(batch, loss))) for batch in batches])
+
     async def keep_half(self, share: float) -> None:
         await self._ask(KeepHalf(share))
 
@@ -126,6 +134,17 @@ class PolicyHandle:
     async def take_up(self, uri: str, version: int | None = None) -> None:
         """See `TakesUp`. `version` is that of the weights; None: one more than before."""
         await self._ask(TakeUp(local_path(uri), version))
+
+    async def add(self, source: Lora | str, *, seed: int = 0, learns: bool = True) -> None:
+        """Have an adapter of this name on the model: a new one, or the one in a directory. Without `learns` it samples
+        only. Raises `ModelError` where there is none that fits, `ConfigError` where the name is taken."""
+        new = isinstance(source, Lora)
+        verb = AddPolicy(lora=source if new else None, path=None if new else source, seed=seed, learns=learns)
+        await self._ask(verb)
+
+    async def remove(self) -> None:
+        """Forget the adapter of this name; requests that sample from it fail."""
+        await self._ask(RemovePolicy())
 
     async def _ask(self, verb: Verb) -> Reply:
         return await self._process.call(self._policy, verb)

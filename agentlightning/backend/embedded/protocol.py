@@ -38,6 +38,8 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 16
     alpha: int = 32
     target_modules: str | list[str] = "all-linear"
+    parts: list[str] = []
+    """Instead of `target_modules`: some of `learner.adapters.PARTS`."""
 
 
 class RankPlace(msgspec.Struct, frozen=True):
@@ -69,7 +71,8 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True, tag="settings")
     """Several policies by name, each an adapter on `model`: the one in a directory, or None for a new one. Empty: the
     model itself is the only policy."""
     frozen: str | None = None
-    """With `policies`: a name under which `model` samples without an adapter; it cannot learn."""
+    """A name under which `model` samples without an adapter; it cannot learn. Without `policies` it is all there is
+    until adapters are added (`AddPolicy`)."""
     members: list[str] = []
     """With `policies`: names of adapters that sample and cannot learn; see `ModelSpec.members`."""
     max_context: int | None = None
@@ -124,6 +127,13 @@ class ForwardBackward(msgspec.Struct, frozen=True, tag="forward_backward"):
     loss: LossConfig
 
 
+class Evaluate(msgspec.Struct, frozen=True, tag="evaluate"):
+    """The loss without its gradients."""
+
+    batch: PackedBatch
+    loss: LossConfig
+
+
 class KeepRoutes(msgspec.Struct, frozen=True, tag="keep_routes"):
     batch: PackedBatch
     first: bool
@@ -161,6 +171,22 @@ class TakeUp(msgspec.Struct, frozen=True, tag="take_up"):
     """Theirs; None: one more than what was sampled from before."""
 
 
+class AddPolicy(msgspec.Struct, frozen=True, kw_only=True, tag="add_policy"):
+    """Have one more adapter on the model, under the name that the call is for."""
+
+    lora: Lora | None = None
+    """A new one like this, …"""
+    path: str | None = None
+    """… or the one in a directory."""
+    seed: int = 0
+    """Of a new one's weights."""
+    learns: bool = True
+
+
+class RemovePolicy(msgspec.Struct, frozen=True, tag="remove_policy"):
+    """Forget an adapter and its optimiser; requests that sample from it fail."""
+
+
 class Publish(msgspec.Struct, frozen=True, tag="publish"):
     """Sample from the learner's weights from now on."""
 
@@ -196,6 +222,7 @@ Verb = (
     | Values
     | CheckPacking
     | ForwardBackward
+    | Evaluate
     | KeepHalf
     | OptimStep
     | SaveState
@@ -204,6 +231,8 @@ Verb = (
     | MoveReference
     | KeepRoutes
     | TakeUp
+    | AddPolicy
+    | RemovePolicy
     | Publish
     | Pause
     | Resume

@@ -20,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -29,8 +30,10 @@ from agentlightning.backend.base import BackendStats
 from agentlightning.backend.embedded.inbox import Inbox
 from agentlightning.backend.embedded.protocol import (
     Abort,
+    AddPolicy,
     CallFailed,
     CheckPacking,
+    Evaluate,
     Events,
     Export,
     Forward,
@@ -40,6 +43,7 @@ from agentlightning.backend.embedded.protocol import (
     KeepHalf,
     KeepRoutes,
     LoadState,
+    Lora,
     MethodCall,
     MoveReference,
     OptimStep,
@@ -48,6 +52,7 @@ from agentlightning.backend.embedded.protocol import (
     Publish,
     Pulse,
     Ready,
+    RemovePolicy,
     Reply,
     Reseed,
     Resume,
@@ -71,7 +76,7 @@ from agentlightning.errors import AgentLightningError, ConfigError
 from agentlightning.learner.adapters import load_policies
 from agentlightning.learner.base import DTYPES
 from agentlightning.learner.optimizer import optimizer_bytes
-from agentlightning.learner.policy import LoraSpec, Policy, load_policy
+from agentlightning.learner.policy import LoraSpec, Policy, load_policy, seeded
 from agentlightning.learner.torch_learner import TorchLearner
 from agentlightning.learner.verl.learner import start_verl
 
@@ -129,6 +134,7 @@ class ModelServer:
             "learning": max(1, (settings.learning_threads or os.cpu_count() or 1) // settings.ranks),
         }
         torch.set_num_threads(self._threads["learning"])
+        self._settings = settings
         policies = load_all(settings)
         self._engine = _engine(next(iter(policies.values())), settings)
         self._hosted = {
@@ -251,6 +257,8 @@ class ModelServer:
 
     def _answer(self, call: MethodCall) -> Reply | CallFailed:
         try:
+            if isinstance(call.verb, AddPolicy):
+                self._add(call.policy, call.verb)
             hosted = self._find(call.policy)
             hosted.policy.activate()
             return self._do(call.call_id, call.verb, call.policy, hosted)
@@ -274,6 +282,10 @@ class ModelServer:
                 return Reply(call_id=call_id, check=hosted.learner.check_packing(batch, loss))
             case ForwardBackward(batch, loss):
                 return Reply(call_id=call_id, passed=hosted.learner.forward_backward(batch, loss))
+            case Evaluate(batch, loss):
+                if not isinstance(hosted.learner, TorchLearner):
+                    raise ConfigError("A loss without its gradients is computed on one rank only.")
+                return Reply(call_id=call_id, passed=hosted.learner.evaluate(batch, loss))
             case KeepHalf(share):
                 if isinstance(hosted.learner, TorchLearner):  # over several ranks nobody asks for it
                     hosted.learner.keep_half(share)
@@ -284,6 +296,10 @@ class ModelServer:
                 step = hosted.learner.optim_step(params)
                 hosted.unpublished = True
                 return Reply(call_id=call_id, step=step)
+            case AddPolicy():
+                pass  # it was added when the call began
+            case RemovePolicy():
+                self._remove(policy, hosted)
             case Publish():
                 return Reply(call_id=call_id, version=self._publish(policy, hosted))
             case Pause() | Resume():
@@ -308,6 +324,32 @@ class ModelServer:
             case GetStats():
                 return Reply(call_id=call_id, stats=self._stats())
         return Reply(call_id=call_id)
+
+    def _add(self, name: str, verb: AddPolicy) -> None:
+        """Have one more adapter on the model. Where that fails nothing stays of it."""
+        first = next(iter(self._hosted.values())).policy
+        adapters = first.adapters
+        if adapters is None:
+            raise ConfigError("This process has one policy, and takes no other: start it with `policies` or `frozen`.")
+        if name in self._hosted:
+            raise ConfigError(f"There is a policy '{name}' already.")
+        with seeded(verb.seed):
+            adapters.add(name, verb.path or _spec(verb.lora or Lora(), verb.seed))
+        try:
+            policy = replace(first, peft=adapters.peft, adapter=name, version=0)
+            hosted = Hosted(policy, self._settings, learns=verb.learns)
+            self._engine.add_policy(name)
+        except BaseException:
+            adapters.remove(name)
+            raise
+        self._hosted[name] = hosted
+
+    def _remove(self, name: str, hosted: Hosted) -> None:
+        assert hosted.policy.adapters is not None, "the base refuses"
+        hosted.policy.adapters.remove(name)
+        del self._hosted[name]
+        gone = self._engine.remove_policy(name)
+        self._refused += [Failed(request_id=i, message=f"The policy '{name}' was removed.") for i in gone]
 
     def _publish(self, policy: str, hosted: Hosted) -> int:
         """The engine goes on with the weights as they are. With nothing new its contexts stay good."""
@@ -389,14 +431,18 @@ def _failed(request_id: int, error: AgentLightningError) -> Failed:
     return Failed(request_id=request_id, message=str(error), error=error_name(error))
 
 
+def _spec(lora: Lora, seed: int) -> LoraSpec:
+    return LoraSpec(lora.rank, lora.alpha, lora.target_modules, seed, tuple(lora.parts))
+
+
 def load_all(settings: ProcessSettings) -> dict[str, Policy]:
     """The policies that these settings name, by alias."""
     if settings.dtype not in DTYPES:
         raise ConfigError(f"There is no dtype '{settings.dtype}' for weights; choose one of {', '.join(DTYPES)}.")
     lora = settings.lora
-    spec = None if lora is None else LoraSpec(lora.rank, lora.alpha, lora.target_modules, settings.seed or 0)
+    spec = None if lora is None else _spec(lora, settings.seed or 0)
     where = {"device": settings.device, "dtype": settings.dtype}
-    if settings.policies:
+    if settings.policies or settings.frozen is not None:
         sources = {**settings.policies, **dict.fromkeys(settings.members)}
         return load_policies(settings.model, sources, frozen=settings.frozen, lora=spec, **where)
     return {POLICY: load_policy(settings.model, lora=spec, **where)}

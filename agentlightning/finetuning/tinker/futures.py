@@ -1,0 +1,122 @@
+"""What clients are promised: work that goes on, by an id under which its result is fetched.
+
+A result stays for some minutes after it was fetched, because a client whose connection broke fetches it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from agentlightning.errors import AgentLightningError, ConfigError, ModelError
+from agentlightning.gateway.exchange import Refusal
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 25.0
+"""How long a client's question for a result is kept waiting; it gives up after 45."""
+_KEPT_SECONDS, _UNFETCHED_SECONDS = 300.0, 3600.0
+"""How long a result stays after it was fetched, and how long one stays that nobody fetches."""
+MOST_OPEN = 8192
+"""Promises of one key that are kept."""
+
+Result = bytes | dict[str, Any]
+"""Of protobuf, or of JSON."""
+
+
+@dataclass
+class _Promise:
+    owner: str
+    task: asyncio.Task[Result]
+    forget_at: float | None = None
+    """None while it is worked on."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+class Promises:
+    """By their ids, those of all keys."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, _Promise] = {}
+        self._count: dict[str, int] = {}
+
+    def make(self, owner: str, key: str, work: Callable[[], Awaitable[Result]], **metadata: Any) -> dict[str, Any]:
+        """Begin the work, unless it was begun under this id before; what the client is told. Raises `Refusal` where the
+        key has too many results that it did not fetch."""
+        self._sweep()
+        promise = self._kept.get(key)
+        if promise is None:
+            if self._count.get(owner, 0) >= MOST_OPEN:
+                words = f"This key has {MOST_OPEN} requests that are worked on or were not fetched; fetch some."
+                raise Refusal(words, status=429, code="too_many_requests")
+            task = asyncio.ensure_future(work())
+            promise = self._kept[key] = _Promise(owner, task, metadata=metadata)
+            self._count[owner] = self._count.get(owner, 0) + 1
+            task.add_done_callback(lambda _: self._ended(promise))
+        return {"request_id": key, **promise.metadata}
+
+    async def result(self, owner: str, key: str, seconds: float = POLL_SECONDS) -> Result:
+        """What came of it, or that it is still worked on. Raises `Refusal` for an id of which nothing is known."""
+        promise = self._kept.get(key)
+        if promise is None or promise.owner != owner:
+            raise Refusal(
+                f"Nothing is known of the request '{key[:200]}': its result was fetched long ago, or the server began "
+                "anew.",
+                status=410,
+                code="promise_lost",
+            )
+        await asyncio.wait((promise.task,), timeout=seconds)
+        if not promise.task.done():
+            return {"type": "try_again", "request_id": key, "queue_state": "active"}
+        promise.forget_at = time.monotonic() + _KEPT_SECONDS
+        return _outcome(promise.task)
+
+    def cancel(self, owner: str, key: str) -> None:
+        """End the work, if there is any."""
+        promise = self._kept.get(key)
+        if promise is not None and promise.owner == owner:
+            promise.task.cancel()
+
+    async def close(self) -> None:
+        tasks = [promise.task for promise in self._kept.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, promise: _Promise) -> None:
+        if not promise.task.cancelled():
+            promise.task.exception()  # it is told to whoever fetches it, and to nobody else
+        promise.forget_at = time.monotonic() + _UNFETCHED_SECONDS
+
+    def _sweep(self) -> None:
+        """Those that began first are first."""
+        now = time.monotonic()
+        if len(self._kept) % 64:
+            return
+        for key in [k for k, p in self._kept.items() if p.forget_at is not None and p.forget_at < now]:
+            self._count[self._kept.pop(key).owner] -= 1
+
+
+def _outcome(task: asyncio.Task[Result]) -> Result:
+    """The result, or why there is none and whose fault that is."""
+    if task.cancelled():
+        return {"error": "The request was cancelled, or what it was for is gone.", "category": "user"}
+    error = task.exception()
+    if error is None:
+        return task.result()
+    if isinstance(error, Refusal | ConfigError | ModelError):
+        return {"error": str(error), "category": "user"}
+    if isinstance(error, AgentLightningError):
+        return {"error": str(error), "category": "server"}
+    logger.error("A request failed", exc_info=error)
+    return {"error": f"The server failed: {type(error).__name__}. What happened is in its log.", "category": "server"}
+
+
+def as_json(result: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(result)

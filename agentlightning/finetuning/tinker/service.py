@@ -1,0 +1,562 @@
+"""What clients have on the server: sessions, and in each of them training clients and sampling clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentlightning.backend.embedded.handle import PolicyHandle
+from agentlightning.backend.embedded.protocol import Lora
+from agentlightning.engine.base import Chunk, SamplingParams, concat
+from agentlightning.errors import AgentLightningError, ConfigError, EngineError
+from agentlightning.finetuning.recipe import BaseModel
+from agentlightning.finetuning.records import Records
+from agentlightning.finetuning.tinker import requests
+from agentlightning.finetuning.tinker.archive import Archive, SavedWeights
+from agentlightning.finetuning.tinker.bases import MOST_TRAINED, Bases, LoadedBase
+from agentlightning.finetuning.tinker.data import PassRequest, check_tokens, written
+from agentlightning.finetuning.tinker.futures import Promises, Result
+from agentlightning.finetuning.tinker.sampled import sample_response, sampling_params
+from agentlightning.gateway.exchange import Refusal
+from agentlightning.learner.base import OptimParams
+from agentlightning.types.arrays import np
+
+logger = logging.getLogger(__name__)
+
+SESSION_SECONDS = 1800.0
+"""How long a session lasts of which nothing is heard; its client says every 10 s that it is there."""
+_LOOK_SECONDS = 30.0
+MOST_SESSIONS = 256
+"""Of one key, at the same time."""
+KEPT_UNNAMED = 32
+"""Weights that a training client saved only to sample from them: so many of the last ones stay."""
+ALPHA = 32
+"""Of every adapter, whatever its rank: what it adds is scaled by ALPHA / rank."""
+MOST_RANK, MOST_SAMPLES = 512, 1024
+
+
+class Turns:
+    """Lets the requests of one training client in by their numbers, whenever they arrive."""
+
+    def __init__(self, first: int) -> None:
+        self._next = first
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+
+    @asynccontextmanager
+    async def turn(self, number: int | None) -> AsyncIterator[None]:
+        """Within the block it is this number's turn; None is whoever is next. Raises `Refusal` for one that was."""
+        number = max([self._next - 1, *self._waiting]) + 1 if number is None else number
+        if number < self._next or number in self._waiting:
+            raise Refusal(f"The request {number} of this training client was made before.", param="seq_id")
+        if number > self._next:
+            waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
+            try:
+                await waiting
+            finally:
+                self._waiting.pop(number, None)
+        try:
+            yield
+        finally:
+            self._next = number + 1
+            if (following := self._waiting.get(self._next)) is not None and not following.done():
+                following.set_result(None)
+
+
+@dataclass
+class TrainingClient:
+    """An adapter in training."""
+
+    id: str
+    owner: str
+    base: BaseModel
+    turns: Turns
+    rank: int = 0
+    loaded: LoadedBase | None = None
+    """None until it is created."""
+    unnamed: list[Path] = field(default_factory=list)
+
+    def handle(self) -> PolicyHandle:
+        """Raises EngineError where its adapter is gone."""
+        if self.loaded is None:
+            raise EngineError(f"The training client '{self.id}' was not created; its first request failed.")
+        return self.loaded.policy(self.id)
+
+
+@dataclass(frozen=True)
+class SamplingClient:
+    """A base model, or the weights in a folder."""
+
+    id: str
+    owner: str
+    session: str
+    base: str
+    adapter: Path | None = None
+    path: str | None = None
+
+
+@dataclass
+class Session:
+    """What one client process has."""
+
+    id: str
+    owner: str
+    created_at: float
+    metadata: Mapping[str, Any]
+    display_name: str | None
+    heard_at: float
+    training: list[str] = field(default_factory=list)
+    sampling: list[str] = field(default_factory=list)
+    finished: str | None = None
+    """How, as its client said."""
+
+
+class TinkerService:
+    """Sessions, training clients and sampling clients, and what is done for them."""
+
+    def __init__(
+        self, models: Mapping[str, BaseModel], records: Records, folder: Path, most: int, context: int
+    ) -> None:
+        """`most`: base models whose processes run at the same time; `context`: tokens that each takes."""
+        self.context = context
+        self.bases = Bases(models, most, context)
+        self.archive = Archive(records, folder, self._forget_folder)
+        self.promises = Promises()
+        self.sessions: dict[str, Session] = {}
+        self.training: dict[str, TrainingClient] = {}
+        self.sampling: dict[str, SamplingClient] = {}
+        self.bases.on_death = self._forget_trained
+        self._looking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._looking = asyncio.create_task(self._look(), name="tinker-sessions")
+
+    async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        await self.promises.close()
+        await self.bases.close()
+
+    async def _look(self) -> None:
+        """End the sessions of which nothing is heard, and delete checkpoints whose time is over."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            silent = time.monotonic() - SESSION_SECONDS
+            for session in [one for one in self.sessions.values() if one.heard_at < silent]:
+                logger.info("Nothing is heard of session %s any more; it ends", session.id)
+                await self.end(session)
+                del self.sessions[session.id]
+            self.archive.sweep()
+
+    # ---- sessions --------------------------------------------------------------------------------------------------
+
+    def open(self, owner: str, asked: requests.CreateSession) -> Session:
+        """A new session. Raises `Refusal` where the key has too many."""
+        if sum(one.owner == owner for one in self.sessions.values()) >= MOST_SESSIONS:
+            raise Refusal(f"This key has {MOST_SESSIONS} sessions; close some.", status=429, code="too_many_sessions")
+        metadata = {**(asked.user_metadata or {}), **({"tags": ",".join(asked.tags)} if asked.tags else {})}
+        session = Session(
+            id=secrets.token_hex(8),
+            owner=owner,
+            created_at=time.time(),
+            metadata=metadata,
+            display_name=asked.display_name,
+            heard_at=time.monotonic(),
+        )
+        self.sessions[session.id] = session
+        return session
+
+    def session(self, owner: str, key: str) -> Session:
+        """Raises `Refusal` for one that there is not, or that is another key's."""
+        session = self.sessions.get(key)
+        if session is None or session.owner != owner:
+            raise Refusal(f"There is no session '{key[:100]}'.", status=404, code="not_found")
+        return session
+
+    def open_session(self, owner: str, key: str) -> Session:
+        """The same, of one that goes on."""
+        session = self.session(owner, key)
+        if session.finished is not None:
+            raise Refusal(f"The session '{key}' is finished.", status=410, code="finished")
+        session.heard_at = time.monotonic()
+        return session
+
+    async def end(self, session: Session) -> None:
+        """Take what it has from the models' processes. What it saved stays."""
+        for key in session.training:
+            await self._remove(self.training.pop(key, None))
+        for key in session.sampling:
+            self.sampling.pop(key, None)
+
+    async def _remove(self, client: TrainingClient | None) -> None:
+        if client is None:
+            return
+        for place in client.unnamed:
+            self.archive.drop(place)
+        if client.loaded is not None and client.id in client.loaded.trained:
+            client.loaded.trained.discard(client.id)
+            with contextlib.suppress(AgentLightningError):
+                await client.handle().remove()
+
+    def _forget_trained(self, loaded: LoadedBase) -> None:
+        """The clients stay, to say what became of them."""
+        loaded.trained.clear()
+
+    def _forget_folder(self, folder: Path) -> None:
+        for loaded in self.bases.loaded():
+            loaded.forget(folder)
+
+    # ---- training clients ------------------------------------------------------------------------------------------
+
+    def create(self, owner: str, asked: requests.CreateModel) -> dict[str, Any]:
+        """A promise of a training client with a new adapter."""
+        base = self.bases.find(asked.base_model)
+        lora = asked.lora_config or requests.LoraChoice()
+        if not 1 <= lora.rank <= MOST_RANK:
+            raise Refusal(f"lora_config.rank is {lora.rank}; it is from 1 to {MOST_RANK}.", param="rank")
+        if not lora.parts:
+            raise Refusal("lora_config trains neither attention, nor MLP, nor unembedding.", param="lora_config")
+        _check_optimizer(asked.optimizer_config)
+        client = self._new_client(owner, asked.session_id, asked.model_seq_id, base, first=1)
+        seed = secrets.randbelow(2**31) if lora.seed is None else lora.seed % 2**63
+
+        async def work() -> Result:
+            await self._host(
+                client,
+                Lora(rank=lora.rank, alpha=ALPHA, parts=lora.parts),
+                lora.rank,
+                lora.parts,
+                asked.session_id,
+                asked.user_metadata,
+                seed,
+            )
+            return {"model_id": client.id, "type": "create_model"}
+
+        return self.promises.make(owner, f"{client.id}:create", work, model_id=client.id)
+
+    def _new_client(self, owner: str, session: str, number: int, base: BaseModel, *, first: int) -> TrainingClient:
+        """Its client knows its id before we say it. One that was asked for before is the same one."""
+        known = self.open_session(owner, session)
+        key = f"{session}:train:{number}"
+        if key not in self.training:
+            self.training[key] = TrainingClient(key, owner, base, Turns(first))
+            known.training.append(key)
+        return self.training[key]
+
+    async def _host(
+        self,
+        client: TrainingClient,
+        source: Lora | str,
+        rank: int,
+        parts: list[str],
+        session: str,
+        metadata: Any,
+        seed: int = 0,
+    ) -> None:
+        loaded = await self.bases.ready(client.base.name)
+        if len(loaded.trained) >= MOST_TRAINED:
+            raise Refusal(
+                f"{MOST_TRAINED} clients train on {client.base.name}; close some of them (ServiceClient.close)."
+            )
+        loaded.trained.add(client.id)
+        try:
+            await loaded.policy(client.id).add(source, seed=seed)
+        except BaseException:
+            loaded.trained.discard(client.id)
+            raise
+        client.loaded, client.rank = loaded, rank
+        self.archive.add_run(client.owner, client.id, session, client.base.name, rank, parts, metadata)
+
+    def client(self, owner: str, key: str) -> TrainingClient:
+        """Raises `Refusal` for one that there is not, or that is another key's."""
+        client = self.training.get(key)
+        if client is None or client.owner != owner:
+            raise Refusal(
+                f"There is no training client '{key[:100]}'. Those of an earlier start of the server are gone: create "
+                "one from the last saved state.",
+                status=404,
+                code="not_found",
+            )
+        self.open_session(owner, key.partition(":")[0])
+        return client
+
+    def _in_turn(self, client: TrainingClient, seq: int | None, do: Callable[[], Awaitable[Result]]) -> dict[str, Any]:
+        """A promise of what is done when it is this request's turn. A request that comes twice is done once."""
+
+        async def work() -> Result:
+            async with client.turns.turn(seq):
+                self.archive.touch(client.id)
+                return await do()
+
+        number = secrets.token_hex(6) if seq is None else str(seq)
+        return self.promises.make(client.owner, f"{client.id}:{number}", work, model_id=client.id)
+
+    def compute(self, owner: str, asked: PassRequest) -> dict[str, Any]:
+        """A promise of a pass."""
+        client = self.client(owner, asked.model_id)
+
+        async def do() -> Result:
+            handle = client.handle()
+            assert client.loaded is not None, "it has a handle"
+            check_tokens(asked.data, client.loaded.info.vocab_size, client.loaded.info.max_context)
+            parts = await asyncio.to_thread(asked.passes)
+            compute = handle.evaluate if asked.forward_only else handle.forward_backward
+            return written([(data, await compute([batch], asked.loss)) for data, batch in parts])
+
+        return self._in_turn(client, asked.seq_id or None, do)
+
+    def step(self, owner: str, asked: requests.OptimStep) -> dict[str, Any]:
+        """A promise of an optimiser step."""
+        client = self.client(owner, asked.model_id)
+        params = _optim_params(asked)
+
+        async def do() -> Result:
+            handle = client.handle()
+            result = await handle.optim_step(params)
+            await handle.publish()
+            return {"metrics": {"grad_norm": result.grad_norm, "step": float(result.version)}, "type": "optim_step"}
+
+        return self._in_turn(client, asked.seq_id, do)
+
+    def save(self, owner: str, asked: requests.SaveWeights) -> dict[str, Any]:
+        """A promise of a checkpoint with the optimiser's state."""
+        client = self.client(owner, asked.model_id)
+        name = asked.path or f"seq-{asked.seq_id or secrets.token_hex(4)}"
+        self.archive.check_new(client.id, "weights", name, asked.ttl_seconds)
+
+        async def do() -> Result:
+            handle = client.handle()
+            self.archive.check_new(client.id, "weights", name, asked.ttl_seconds, overwrite=asked.overwrite)
+
+            async def write(place: Path) -> None:
+                await handle.export(str(place / "model"))
+                await handle.save_state(str(place / "optimizer"))
+
+            row = await self.archive.save(
+                owner, client.id, "weights", name, write, lifetime=asked.ttl_seconds, metadata=asked.user_metadata
+            )
+            return {"path": row["id"], "type": "save_weights"}
+
+        return self._in_turn(client, asked.seq_id, do)
+
+    def save_to_sample(self, owner: str, asked: requests.SaveForSampler) -> dict[str, Any]:
+        """A promise of weights to sample from: under a path, or as a sampling client of the session."""
+        client = self.client(owner, asked.model_id)
+        number = asked.sampling_session_seq_id
+        if asked.kind not in ("snapshot", "inflight"):
+            raise Refusal(f"kind is {asked.kind!r}; it is snapshot or inflight.", param="kind")
+        if (asked.path is None) == (number is None):
+            raise Refusal("Give path, or sampling_session_seq_id, and not both.", param="path")
+        if asked.path is not None:
+            self.archive.check_new(client.id, "sampler_weights", asked.path, asked.ttl_seconds)
+
+        async def do() -> Result:
+            handle = client.handle()
+
+            async def write(place: Path) -> None:
+                await handle.export(str(place / "model"))
+
+            if asked.path is not None:
+                row = await self.archive.save(
+                    owner,
+                    client.id,
+                    "sampler_weights",
+                    asked.path,
+                    write,
+                    lifetime=asked.ttl_seconds,
+                    metadata=asked.user_metadata,
+                )
+                return {"path": row["id"], "type": "save_weights_for_sampler"}
+            inflight = asked.kind == "inflight"
+            place = self.archive.unnamed(client.id, "inflight" if inflight else f"{number}")
+            await write(place)
+            if inflight and client.loaded is not None:
+                await client.loaded.changed(place / "model")
+            self._keep_unnamed(client, place)
+            sampling = self._sample_from(client, number, place / "model")
+            return {"sampling_session_id": sampling.id, "type": "save_weights_for_sampler"}
+
+        return self._in_turn(client, asked.seq_id, do)
+
+    def _keep_unnamed(self, client: TrainingClient, place: Path) -> None:
+        if place not in client.unnamed:
+            client.unnamed.append(place)
+        while len(client.unnamed) > KEPT_UNNAMED:
+            self.archive.drop(client.unnamed.pop(0))
+
+    def _sample_from(self, client: TrainingClient, number: int | None, adapter: Path) -> SamplingClient:
+        session = self.session(client.owner, client.id.partition(":")[0])
+        made = SamplingClient(
+            f"{session.id}:sample:{number}", client.owner, session.id, client.base.name, adapter=adapter
+        )
+        self.sampling[made.id] = made
+        session.sampling.append(made.id)
+        return made
+
+    def save_external(self, owner: str, asked: requests.SaveExternal) -> dict[str, Any]:
+        """A promise of a PEFT adapter that can be fetched."""
+        client = self.client(owner, asked.model_id)
+        self.archive.check_new(client.id, "external_weights", asked.path, asked.ttl_seconds)
+
+        async def do() -> Result:
+            handle = client.handle()
+
+            async def write(place: Path) -> None:
+                await handle.export(str(place / "model"))
+
+            row = await self.archive.save(
+                owner, client.id, "external_weights", asked.path, write, lifetime=asked.ttl_seconds
+            )
+            return {"path": row["id"], "size_bytes": row["bytes"], "type": "save_weights_external"}
+
+        return self._in_turn(client, asked.seq_id, do)
+
+    def load(self, owner: str, asked: requests.LoadWeights) -> dict[str, Any]:
+        """A promise of a training client with the weights of a checkpoint: a new one, or one that there is."""
+        saved = self.archive.find(owner, asked.path)
+        if asked.optimizer and not saved.optimizer.is_dir():
+            raise Refusal(f"{asked.path} has no optimiser's state; it was saved to be sampled from.", param="optimizer")
+        if asked.optimizer_config is not None:
+            _check_optimizer(asked.optimizer_config)
+        if asked.base_model not in (None, saved.run["base"]):
+            raise Refusal(
+                f"{asked.path} is an adapter of {saved.run['base']}, not of {asked.base_model}.", param="base_model"
+            )
+        base = self.bases.find(saved.run["base"])
+        if asked.model_id is not None:
+            client, seq = self.client(owner, asked.model_id), asked.seq_id
+            if client.base.name != base.name:
+                raise Refusal(
+                    f"{asked.path} is an adapter of {base.name}, and '{client.id}' trains {client.base.name}."
+                )
+        elif asked.session_id is not None and asked.model_seq_id is not None:
+            client, seq = self._new_client(owner, asked.session_id, asked.model_seq_id, base, first=0), 0
+        else:
+            raise Refusal("Give model_id, or session_id and model_seq_id.", param="model_id")
+
+        async def do() -> Result:
+            if client.loaded is not None:
+                await client.handle().remove()
+                client.loaded.trained.discard(client.id)
+                client.loaded = None
+            await self._take_up(client, saved, asked)
+            return {"path": asked.path, "model_id": client.id, "type": "load_weights"}
+
+        return self._in_turn(client, seq, do)
+
+    async def _take_up(self, client: TrainingClient, saved: SavedWeights, asked: requests.LoadWeights) -> None:
+        parts = saved.run["parts"].split()
+        session = client.id.partition(":")[0]
+        await self._host(client, str(saved.adapter), saved.run["rank"], parts, session, asked.user_metadata)
+        if asked.optimizer:
+            await client.handle().load_state(str(saved.optimizer))
+
+    # ---- sampling clients ------------------------------------------------------------------------------------------
+
+    def sampler(self, owner: str, asked: requests.CreateSamplingSession) -> SamplingClient:
+        """A sampling client of a base model or of saved weights."""
+        session = self.open_session(owner, asked.session_id)
+        key = f"{session.id}:sample:{asked.sampling_session_seq_id}"
+        if key not in self.sampling:
+            self.sampling[key] = self._sampled(owner, key, session.id, asked.base_model, asked.model_path)
+            session.sampling.append(key)
+        return self.sampling[key]
+
+    def _sampled(self, owner: str, key: str, session: str, base: str | None, path: str | None) -> SamplingClient:
+        if path is None:
+            return SamplingClient(key, owner, session, self.bases.find(base).name)
+        saved = self.archive.find(owner, path)
+        if base not in (None, saved.run["base"]):
+            raise Refusal(f"{path} is an adapter of {saved.run['base']}, not of {base}.", param="base_model")
+        self.bases.find(saved.run["base"])
+        return SamplingClient(key, owner, session, saved.run["base"], adapter=saved.adapter, path=path)
+
+    def sampling_client(self, owner: str, key: str) -> SamplingClient:
+        """Raises `Refusal` for one that there is not, or that is another key's."""
+        client = self.sampling.get(key)
+        if client is None or client.owner != owner:
+            raise Refusal(f"There is no sampling client '{key[:100]}'.", status=404, code="not_found")
+        return client
+
+    def sample(self, owner: str, asked: requests.Sample) -> dict[str, Any]:
+        """A promise of samples."""
+        if asked.sampling_session_id is not None:
+            client = self.sampling_client(owner, asked.sampling_session_id)
+            self.open_session(owner, client.session)
+        else:
+            client = self._sampled(owner, "", owner, asked.base_model, asked.model_path)
+        if not 1 <= asked.num_samples <= MOST_SAMPLES:
+            raise Refusal(f"num_samples is {asked.num_samples}; it is from 1 to {MOST_SAMPLES}.", param="num_samples")
+        prompt, params = sampling_params(asked, owner=client.session)
+        number = secrets.token_hex(8) if asked.seq_id is None else str(asked.seq_id)
+        key = f"{client.id or secrets.token_hex(8)}:{number}"
+
+        async def work() -> Result:
+            loaded = await self.bases.ready(client.base)
+            if client.adapter is not None and not client.adapter.is_dir():
+                raise ConfigError(
+                    f"The weights of this sampling client are gone: they were deleted, or {KEPT_UNNAMED} newer ones "
+                    "were saved. Save them under a name to keep them."
+                )
+            if len(prompt) and int(prompt.max()) >= loaded.info.vocab_size:
+                raise ConfigError(f"The prompt has a token that is not in 0 … {loaded.info.vocab_size - 1}.")
+            async with loaded.sampling(client.adapter) as handle:
+                chunks = await _together([_sampled(handle, prompt, one) for one in params])
+            return sample_response(asked, len(prompt), chunks)
+
+        sequences = [f"{key}:{i}" for i in range(asked.num_samples)]
+        return self.promises.make(owner, key, work, sample_sequence_ids=sequences)
+
+
+async def _together(works: Sequence[Coroutine[Any, Any, Chunk]]) -> list[Chunk]:
+    """All results, or the first error; then what is left of the others is ended."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _sampled(handle: PolicyHandle, prompt: np.ndarray, params: SamplingParams) -> Chunk:
+    return concat([chunk async for chunk in handle.generate(prompt, params)])
+
+
+def _check_optimizer(choice: requests.OptimizerChoice) -> None:
+    if choice.type != "adamw":
+        raise Refusal(f"optimizer_config.type is {choice.type!r}; this server has adamw.", param="optimizer_config")
+
+
+def _optim_params(asked: requests.OptimStep) -> OptimParams:
+    if asked.optimizer_params is not None:
+        kind = str(asked.optimizer_params.get("type"))
+        raise Refusal(f"optimizer_params are of {kind[:50]!r}; this server has adamw.", param="optimizer_params")
+    given = asked.adam_params or requests.AdamParams()
+    bounds = {
+        "learning_rate": (0.0, math.inf),
+        "beta1": (0.0, 1.0),
+        "beta2": (0.0, 1.0),
+        "eps": (0.0, math.inf),
+        "weight_decay": (0.0, math.inf),
+    }
+    for name, (low, high) in bounds.items():
+        value = getattr(given, name)
+        if not low <= value < high:
+            below = "" if math.isinf(high) else f" and below {high:g}"
+            raise Refusal(f"adam_params.{name} is {value:g}; it is at least {low:g}{below}.", param=name)
+    return OptimParams(
+        learning_rate=given.learning_rate,
+        beta1=given.beta1,
+        beta2=given.beta2,
+        eps=given.eps,
+        weight_decay=given.weight_decay,
+        max_grad_norm=max(given.grad_clip_norm, 0.0),
+    )
