@@ -93,6 +93,9 @@ SERVING = {
     "store.md": {
         "agl store --path store.db --host 0.0.0.0": "Serving the store store.db",
     },
+    "tinker.md": {
+        "agl serve calc --training served": "Clients of tinker: TINKER_BASE_URL=",
+    },
 }
 """Commands that serve until Ctrl-C, by page, with words that they print when they do."""
 

@@ -56,6 +56,7 @@ NOT_RUN = {
     ("diagnosis.md", "store"): "needs a store with a run",
     ("extending.md", "mine"): "names a module of the reader's",
     ("fine-tuning-api.md", "import openai"): "needs a server; tests/finetuning has all of it",
+    ("tinker.md", "import tinker"): "tests/finetuning/tinker/test_page.py runs it against a server",
     ("fine-tuning-api.md", '"agent": "sums"'): "needs a server; tests/finetuning has all of it",
     ("from-1.0.md", "AGL_EVENT_URL"): "the other side, whose package is not on PyPI",
     ("from-art.md", "import art"): "the other side, whose backend wants a GPU",

@@ -1,4 +1,4 @@
-"""`agl serve --training`: OpenAI's fine-tuning API on models of one's own."""
+"""`agl serve --training`: the fine-tuning APIs of OpenAI and Tinker on models of one's own."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ async def _serve(server: Any, bases: Sequence[str], key: str | None) -> None:
     try:
         console.print(
             f"OpenAI's API, with fine-tuning of {', '.join(bases)}, at [bold]{server.endpoint}[/bold]  (Ctrl-C stops)\n"
-            f"Clients take it as their base URL: OPENAI_BASE_URL={server.endpoint}"
+            f"Clients take it as their base URL: OPENAI_BASE_URL={server.endpoint}\n"
+            f"Clients of tinker: TINKER_BASE_URL={server.endpoint.removesuffix('/v1')}, and in TINKER_API_KEY the key "
+            "with tml- in front"
         )
         if key is not None:
             stays = f"kept in {KEY_FILE} for the next start; --api-key gives another, --no-key none"

@@ -95,6 +95,8 @@ class TrainingServer:
             bases, self.records, folder / "tinker", settings.loaded_models, settings.max_context
         )
         self._tinker = application(self.tinker, self.keys)
+        self.catalog.saved = self.tinker.saved
+        self.tinker.on_delete = lambda folder: self.pool.forget_below(folder)
         self._ahead = ReadAhead()
         self._own_keys: dict[str, str] = {}
         self._routes = Starlette(

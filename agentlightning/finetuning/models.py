@@ -13,7 +13,7 @@ import shutil
 import time
 import tomllib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -73,6 +73,8 @@ class Catalog:
     def __init__(self, bases: Mapping[str, BaseModel]) -> None:
         self.bases = bases
         self.jobs: Jobs | None = None
+        self.saved: Callable[[str, str], str | None] = lambda owner, name: None
+        """The folder of the weights that a key saved by another API under this name."""
         self.began = int(time.time())
 
     def find(self, owner: str, name: str) -> BaseModel:
@@ -80,6 +82,8 @@ class Catalog:
         if (base := self.bases.get(name)) is not None:
             return base
         assert self.jobs is not None
+        if (folder := self.saved(owner, name)) is not None:
+            return BaseModel(name, folder)
         if (found := self.jobs.of_model(owner, name)) is not None:
             row, step = found
             checkpoint = checkpoint_of(self.jobs.folder(row["id"]), step)
@@ -198,8 +202,17 @@ class Pool:
 
     async def forget(self, belongs: Callable[[str], bool]) -> None:
         """End the models whose names belong to what was deleted."""
+        await self._forget({path for name, path in self._names.items() if belongs(name)})
+
+    async def forget_below(self, folder: Path) -> None:
+        """End the models whose weights are in this folder."""
+        await self._forget({path for path in self._loaded if Path(path).is_relative_to(folder)})
+
+    async def _forget(self, paths: Collection[str]) -> None:
+        if not paths:
+            return
         async with self._changing:
-            for path in {path for name, path in self._names.items() if belongs(name)}:
+            for path in paths:
                 await self._end(path)
             await self._route()
 

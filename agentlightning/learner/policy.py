@@ -164,7 +164,7 @@ class Policy:
             if self.adapters is not None:
                 self.adapters.save(self.adapter, directory)
             elif self.peft is not None:
-                self.peft.save_pretrained(directory, selected_adapters=[_ALONE])
+                self.peft.save_pretrained(directory, selected_adapters=[_ALONE], save_embedding_layers=False)
             else:
                 self.model.save_pretrained(directory)
             self.tokenizer.save_pretrained(directory)
@@ -259,8 +259,19 @@ def load_model(path: str, dtype: str | torch.dtype) -> PreTrainedModel:
     """The causal LM in a directory, on the CPU, for scoring only; one that is an adapter is merged into its base."""
     if not (Path(path) / "adapter_config.json").is_file():
         return load_base(path, dtype)
-    _, peft_model = _load_adapter(path, dtype)
+    model, peft_model = _load_adapter(path, dtype)
+    _untie(model)
     return peft_model.merge_and_unload()
+
+
+def _untie(model: PreTrainedModel) -> None:
+    """Where an output layer that has an adapter shares its weights with the embedding, give it weights of its own, so
+    that merging changes that layer alone."""
+    output: Any = model.get_output_embeddings()
+    layer, config = getattr(output, "base_layer", None), model.config.get_text_config()
+    if layer is not None and config.tie_word_embeddings:
+        layer.weight = torch.nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
+        config.tie_word_embeddings = model.config.tie_word_embeddings = False
 
 
 def refuse_other_tokens(policy: Policy, path: str) -> None:
@@ -326,8 +337,10 @@ def seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def peft_calls_deprecated_names() -> Iterator[None]:
-    """peft 0.21 still uses a name that transformers 5.23 warns about; users can do nothing about it."""
+    """peft 0.21 still uses a name that transformers 5.23 warns about, and warns of an adapter of an output layer that
+    shares its weights (see `_untie`); users can do nothing about either."""
     with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`", category=UserWarning)
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
         yield
 

@@ -117,14 +117,16 @@ def test_what_cannot_be_exported_is_refused(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_adapter_is_merged_into_its_base(tmp_path: Path) -> None:
+@pytest.mark.parametrize("modules", ["all-linear", ["q_proj", "lm_head"]], ids=["linear", "output"])
+def test_an_adapter_is_merged_into_its_base(tmp_path: Path, modules: str | list[str]) -> None:
+    """Also one of the output layer, which shares its weights with the embedding."""
     import torch
     from transformers import AutoModelForCausalLM
 
     from agentlightning.learner.policy import LoraSpec, load_policy
 
     pytest.importorskip("gguf")
-    policy = load_policy("calc", device="cpu", lora=LoraSpec(rank=4))
+    policy = load_policy("calc", device="cpu", lora=LoraSpec(rank=4, target_modules=modules))
     with torch.no_grad():
         for name, parameter in policy.peft.named_parameters():
             if "lora_B" in name:

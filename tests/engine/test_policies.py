@@ -15,7 +15,7 @@ import torch
 from agentlightning.backend.embedded.client import ModelProcess
 from agentlightning.backend.embedded.protocol import Lora, ProcessSettings
 from agentlightning.engine.base import Chunk, SamplingParams, concat
-from agentlightning.errors import ConfigError, ModelError
+from agentlightning.errors import ConfigError, EngineError, ModelError
 from agentlightning.learner.adapters import load_policies
 from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch
 from agentlightning.learner.policy import LoraSpec, Policy, load_policy, peft_calls_deprecated_names
@@ -217,3 +217,102 @@ async def _learn(process: ModelProcess, policy: str, batch: PackedBatch) -> None
 def _response(seed: int) -> Chunk:
     ids, zeros = random_ids(6, 50 + seed), np.zeros(6, dtype=np.float32)
     return Chunk(ids=ids, logprobs=zeros, plain_logprobs=zeros, version=0)
+
+
+# ---- adapters that come and go ---------------------------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def base_alone(tiny_model_dir: Path) -> AsyncIterator[ModelProcess]:
+    """A process that begins with the base and no adapter."""
+    settings = ProcessSettings(model=str(tiny_model_dir), frozen="base", max_concurrency=4, device="cpu", seed=5)
+    async with ModelProcess(settings) as process:
+        yield process
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_adapters_come_and_go_and_learn_as_if_they_had_been_there(
+    base_alone: ModelProcess, tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """Added late, beside one that leaves, or loaded from a folder: the same numbers as of one that is alone."""
+    prompt = random_ids(9, 4)
+    batch = row(prompt, _response(0))
+
+    async def sample(name: str) -> Chunk:
+        handle = base_alone.policy(name)
+        return concat([c async for c in handle.generate(prompt, SamplingParams(max_tokens=8, seed=3))])
+
+    async def learn(name: str) -> np.ndarray:
+        handle = base_alone.policy(name)
+        for _ in range(2):
+            await handle.forward_backward([batch], LOSS)
+            await handle.optim_step(RATE)
+            await handle.publish()
+        return await handle.forward(batch)
+
+    plain = await sample("base")
+    first = base_alone.policy("first")
+    await first.add(Lora(rank=4), seed=7)
+    np.testing.assert_array_equal((await sample("first")).ids, plain.ids)  # what a new adapter adds is nothing
+    alone = await learn("first")
+    await first.export(str(tmp_path / "first"))
+    await base_alone.policy("second").add(Lora(rank=2, parts=["attention", "unembedding"]), seed=1)
+    await base_alone.policy("again").add(Lora(rank=4), seed=7)
+    await first.remove()
+    with pytest.raises(ConfigError, match="no policy 'first' here; there are: base, second, again"):
+        await sample("first")
+    await learn("second")
+    np.testing.assert_array_equal(await learn("again"), alone)
+    await base_alone.policy("first").add(str(tmp_path / "first"), learns=False)
+    chunks = dict(zip(NAMES, await asyncio.gather(*map(sample, NAMES)), strict=True))
+    np.testing.assert_array_equal(chunks["first"].ids, chunks["again"].ids)
+    np.testing.assert_allclose(chunks["first"].plain_logprobs, chunks["again"].plain_logprobs, atol=EXACT)
+    np.testing.assert_array_equal(chunks["base"].ids, plain.ids)
+    with pytest.raises(ConfigError, match="samples and does not learn"):
+        await learn("first")
+    for name in ("second", "again", "first"):
+        await base_alone.policy(name).remove()
+    np.testing.assert_array_equal((await sample("base")).ids, plain.ids)
+
+
+NAMES = ("base", "second", "again", "first")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_cannot_be_added_or_removed_is_said_and_leaves_nothing(
+    base_alone: ModelProcess, tmp_path: Path
+) -> None:
+    one = base_alone.policy("one")
+    with pytest.raises(ModelError, match="no adapter for the policy 'one'"):
+        await one.add(str(tmp_path))
+    await one.add(Lora(rank=2))
+    with pytest.raises(ConfigError, match="There is a policy 'one' already"):
+        await one.add(Lora(rank=2))
+    with pytest.raises(ConfigError, match="the base model"):
+        await base_alone.policy("base").remove()
+    waiting = asyncio.ensure_future(
+        anext(one.generate(random_ids(3, 1), SamplingParams(max_tokens=400, ignore_eos=True)))
+    )
+    await asyncio.sleep(0)
+    await one.remove()
+    with pytest.raises((EngineError, ConfigError), match=r"was removed|no policy"):
+        await waiting
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_loss_without_its_gradients_leaves_no_trace(base_alone: ModelProcess) -> None:
+    one, batch = base_alone.policy("measured"), row(random_ids(9, 4), _response(0))
+    await one.add(Lora(rank=2), seed=2)
+    evaluated = await one.evaluate([batch], LOSS)
+    passed = await one.forward_backward([batch], LOSS)
+    again = await one.evaluate([batch], LOSS)
+    assert evaluated.loss == passed.loss == again.loss
+    np.testing.assert_array_equal(evaluated.logprobs, passed.logprobs)
+    norm = (await one.optim_step(RATE)).grad_norm
+    await one.publish()
+    await one.remove()
+    await one.add(Lora(rank=2), seed=2)
+    await one.forward_backward([batch], LOSS)
+    assert (await one.optim_step(RATE)).grad_norm == norm
+    await one.publish()
+    await one.remove()

@@ -298,7 +298,7 @@ class CallFailed(msgspec.Struct, frozen=True, tag="refused"):
 ToChild = ProcessSettings | Request | Abort | MethodCall | StopProcess
 ToParent = Ready | Pulse | Events | Reply | CallFailed
 
-_DTYPES = {Int32Array: np.dtype(np.int32), Float32Array: np.dtype(np.float32)}
+_DTYPES = {Int32Array: "int32", Float32Array: "float32"}
 
 
 def _encode_array(value: Any) -> Any:

@@ -24,7 +24,7 @@ class ServeOptions(Command):
 
     agl serve calc --port 8080
 
-    agl serve calc --training served              with OpenAI's fine-tuning API
+    agl serve calc --training served              with the fine-tuning APIs of OpenAI and Tinker
     """
 
     command = "serve"
@@ -38,8 +38,8 @@ class ServeOptions(Command):
     training: Annotated[
         Path | None,
         Option(
-            help="Serve OpenAI's fine-tuning API, too, and keep its files, jobs and models in this folder. --api-key "
-            "is the admin key then, which makes others."
+            help="Serve the fine-tuning APIs of OpenAI and Tinker, too, and keep their files, jobs and models in this "
+            "folder. --api-key is the admin key then, which makes others."
         ),
     ] = None
     base_models: Annotated[

@@ -14,19 +14,18 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-import numpy as np
 from google.protobuf.message import DecodeError
 
 from agentlightning.adapter.tree import build_tree
 from agentlightning.finetuning.tinker.proto import ForwardBackwardOutput, ForwardBackwardRequest, unknown_fields
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.learner.base import LossConfig, PackedBatch, PassResult
-from agentlightning.types.arrays import Float32Array, Int32Array
+from agentlightning.types.arrays import Float32Array, Int32Array, np
 
 FLOAT32 = 1
 PASS_TOKENS = 16384
 """Tokens of data in one pass, counted as if they shared none."""
-_DTYPES: Mapping[int, Any] = {1: np.float32, 2: np.int64, 3: np.int32}
+_DTYPES = {1: "float32", 2: "int64", 3: "int32"}
 
 
 @dataclass(frozen=True)

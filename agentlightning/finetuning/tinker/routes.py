@@ -23,10 +23,10 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route as StarletteRoute
 
 from agentlightning.finetuning.keys import Keys
-from agentlightning.finetuning.tinker import requests
+from agentlightning.finetuning.tinker import bodies
 from agentlightning.finetuning.tinker.archive import number_in
 from agentlightning.finetuning.tinker.data import read_request
-from agentlightning.finetuning.tinker.service import Session, TinkerService, TrainingClient
+from agentlightning.finetuning.tinker.service import TinkerService, TinkerSession, TrainingClient
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.serving.http import api_key, headers_of
 from agentlightning.models import resolve_model
@@ -62,8 +62,8 @@ class TinkerCall:
                 raise Refusal(f"The body has more than {_MOST_BODY} bytes.", status=413, code="body_too_large")
         return bytes(found)
 
-    async def read(self, kind: type[requests.Body]) -> requests.Body:
-        return requests.read(await self.body(), kind)
+    async def read(self, kind: type[bodies.Body]) -> bodies.Body:
+        return bodies.read(await self.body(), kind)
 
 
 Handler = Callable[[TinkerCall], Awaitable[Any]]
@@ -96,17 +96,20 @@ async def capabilities(call: TinkerCall) -> Any:
 
 
 async def create_session(call: TinkerCall) -> Any:
-    session = call.service.open(call.owner, await call.read(requests.CreateSession))
+    session = call.service.open(call.owner, await call.read(bodies.CreateSession))
     return {"session_id": session.id, "type": "create_session"}
 
 
 async def heartbeat(call: TinkerCall) -> Any:
-    call.service.open_session(call.owner, (await call.read(requests.SessionNamed)).session_id)
+    call.service.open_session(call.owner, (await call.read(bodies.SessionNamed)).session_id)
     return {"type": "session_heartbeat"}
 
 
 async def finish_session(call: TinkerCall) -> Any:
-    session = call.service.session(call.owner, call.path("session"))
+    """One of which nothing is known any more is finished already."""
+    session = call.service.sessions.get(call.path("session"))
+    if session is None or session.owner != call.owner or session.finished is not None:
+        return Response(status_code=204)
     given = msgspec.json.decode(await call.body() or b"{}")
     reason = given.get("reason", given) if isinstance(given, dict) else {}
     session.finished = str(reason.get("type", "success"))[:50] if isinstance(reason, dict) else "success"
@@ -137,18 +140,20 @@ async def list_sessions(call: TinkerCall) -> Any:
     return {"sessions": mine[offset : offset + limit]}
 
 
-def _sessions_of(call: TinkerCall) -> list[Session]:
+def _sessions_of(call: TinkerCall) -> list[TinkerSession]:
     """The newest first."""
     mine = [one for one in call.service.sessions.values() if one.owner == call.owner]
     return sorted(mine, key=lambda one: -one.created_at)
 
 
 async def search_sessions(call: TinkerCall) -> Any:
-    asked = await call.read(requests.SearchSessions)
+    asked = await call.read(bodies.SearchSessions)
+    if asked.owner not in (None, {"type": "own"}):
+        raise Refusal("owner is to be the key's own; a key sees no other's sessions.", param="owner")
     wanted = [status.get("type") for status in asked.statuses or ()]
     words = (asked.display_name or "").lower().split()
 
-    def fits(one: Session) -> bool:
+    def fits(one: TinkerSession) -> bool:
         names = [one.id == asked.session_id] if asked.session_id else []
         if words:
             names.append(all(word in (one.display_name or "").lower() for word in words))
@@ -168,7 +173,7 @@ async def search_sessions(call: TinkerCall) -> Any:
     }
 
 
-def _summary(call: TinkerCall, session: Session) -> dict[str, Any]:
+def _summary(call: TinkerCall, session: TinkerSession) -> dict[str, Any]:
     finished = {"type": "client_finished", "reason": {"type": session.finished}}
     return {
         "session_id": session.id,
@@ -189,11 +194,11 @@ def _moment(seconds: float) -> str:
 
 
 async def create_model(call: TinkerCall) -> Any:
-    return call.service.create(call.owner, await call.read(requests.CreateModel))
+    return call.service.create(call.owner, await call.read(bodies.CreateModel))
 
 
 async def get_info(call: TinkerCall) -> Any:
-    client = call.service.client(call.owner, (await call.read(requests.ModelNamed)).model_id)
+    client = call.service.client(call.owner, (await call.read(bodies.ModelNamed)).model_id)
     return {
         "type": "get_info",
         "model_id": client.id,
@@ -216,30 +221,30 @@ async def forward_backward(call: TinkerCall) -> Any:
 
 
 async def optim_step(call: TinkerCall) -> Any:
-    return call.service.step(call.owner, await call.read(requests.OptimStep))
+    return call.service.step(call.owner, await call.read(bodies.StepRequest))
 
 
 async def save_weights(call: TinkerCall) -> Any:
-    return call.service.save(call.owner, await call.read(requests.SaveWeights))
+    return call.service.save(call.owner, await call.read(bodies.SaveWeights))
 
 
 async def save_weights_for_sampler(call: TinkerCall) -> Any:
-    return call.service.save_to_sample(call.owner, await call.read(requests.SaveForSampler))
+    return call.service.save_to_sample(call.owner, await call.read(bodies.SaveForSampler))
 
 
 async def save_weights_external(call: TinkerCall) -> Any:
-    return call.service.save_external(call.owner, await call.read(requests.SaveExternal))
+    return call.service.save_external(call.owner, await call.read(bodies.SaveExternal))
 
 
 async def load_weights(call: TinkerCall) -> Any:
-    return call.service.load(call.owner, await call.read(requests.LoadWeights))
+    return call.service.load(call.owner, await call.read(bodies.LoadWeights))
 
 
 # ---- sampling --------------------------------------------------------------------------------------------------------
 
 
 async def create_sampling_session(call: TinkerCall) -> Any:
-    made = call.service.sampler(call.owner, await call.read(requests.CreateSamplingSession))
+    made = call.service.sampler(call.owner, await call.read(bodies.CreateSamplingSession))
     return {"sampling_session_id": made.id, "type": "create_sampling_session"}
 
 
@@ -249,16 +254,16 @@ async def get_sampler(call: TinkerCall) -> Any:
 
 
 async def sample(call: TinkerCall) -> Any:
-    return call.service.sample(call.owner, await call.read(requests.Sample))
+    return call.service.sample(call.owner, await call.read(bodies.SamplesRequest))
 
 
 async def retrieve_future(call: TinkerCall) -> Any:
-    asked = await call.read(requests.Retrieve)
+    asked = await call.read(bodies.Retrieve)
     return await call.service.promises.result(call.owner, asked.request_id)
 
 
 async def cancel_future(call: TinkerCall) -> Any:
-    call.service.promises.cancel(call.owner, (await call.read(requests.Retrieve)).request_id)
+    call.service.promises.cancel(call.owner, (await call.read(bodies.Retrieve)).request_id)
     return {"status": "accepted"}
 
 
@@ -282,7 +287,7 @@ async def list_checkpoints(call: TinkerCall) -> Any:
 
 
 async def weights_info(call: TinkerCall) -> Any:
-    saved = call.service.archive.find(call.owner, (await call.read(requests.WeightsNamed)).tinker_path)
+    saved = call.service.archive.find(call.owner, (await call.read(bodies.WeightsNamed)).tinker_path)
     parts = saved.run["parts"].split()
     trained = {"attn": "attention", "mlp": "mlp", "unembed": "unembedding"}
     return {
@@ -313,14 +318,14 @@ async def unpublish_checkpoint(call: TinkerCall) -> Any:
 
 
 async def set_lifetime(call: TinkerCall) -> Any:
-    row, lifetime = _own(call), (await call.read(requests.Lifetime)).ttl_seconds
+    row, lifetime = _own(call), (await call.read(bodies.Lifetime)).ttl_seconds
     call.service.archive.check_new(row["run"], row["kind"], row["name"], lifetime)
     call.service.archive.change(row, expires_at=None if lifetime is None else time.time() + lifetime)
     return Response(status_code=204)
 
 
 async def copy_weights(call: TinkerCall) -> Any:
-    asked = await call.read(requests.CopyWeights)
+    asked = await call.read(bodies.CopyWeights)
     if asked.session_id is None or asked.model_seq_id is None:
         raise Refusal("Give session_id and model_seq_id.", param="session_id")
     call.service.open_session(call.owner, asked.session_id)
@@ -378,9 +383,11 @@ def refused(words: str) -> Handler:
 
 
 @dataclass(frozen=True)
-class Route:
+class TinkerRoute:
     method: str
     path: str
+    says: str
+    """For people."""
     handler: Handler
     open: bool = False
     """Nobody's key is asked for."""
@@ -388,45 +395,71 @@ class Route:
 
 _NO_PROJECTS = refused("There are no projects here: a key sees its own sessions, runs and checkpoints.")
 ROUTES = (
-    Route("GET", "/healthz", healthz, open=True),
-    Route("POST", "/client/config", client_config),
-    Route("POST", "/client/dynamic_config", client_config),
-    Route("GET", "/get_server_capabilities", capabilities),
-    Route("POST", "/create_session", create_session),
-    Route("POST", "/session_heartbeat", heartbeat),
-    Route("POST", "/sessions/{session}/finish", finish_session),
-    Route("POST", "/telemetry", telemetry),
-    Route("GET", "/sessions", list_sessions),
-    Route("POST", "/sessions/search", search_sessions),
-    Route("GET", "/sessions/{session}", get_session),
-    Route("PUT", "/sessions/{session}/project", _NO_PROJECTS),
-    Route("GET", "/sessions/{session}/trace_export", refused("No traces of sessions are kept here.")),
-    Route("POST", "/create_model", create_model),
-    Route("POST", "/get_info", get_info),
-    Route("POST", "/forward_backward", forward_backward),
-    Route("POST", "/optim_step", optim_step),
-    Route("POST", "/create_custom_loss", refused("A loss of one's own is computed by the client here.")),
-    Route("POST", "/save_weights", save_weights),
-    Route("POST", "/save_weights_for_sampler", save_weights_for_sampler),
-    Route("POST", "/save_weights_external", save_weights_external),
-    Route("POST", "/load_weights", load_weights),
-    Route("POST", "/copy_weights", copy_weights),
-    Route("POST", "/weights_info", weights_info),
-    Route("POST", "/create_sampling_session", create_sampling_session),
-    Route("GET", "/samplers/{sampler}", get_sampler),
-    Route("POST", "/asample", sample),
-    Route("POST", "/retrieve_future", retrieve_future),
-    Route("POST", "/cancel_future", cancel_future),
-    Route("GET", "/training_runs", list_runs),
-    Route("GET", "/training_runs/{run}", get_run),
-    Route("GET", "/training_runs/{run}/checkpoints", list_run_checkpoints),
-    Route("GET", "/checkpoints", list_checkpoints),
-    Route("GET", "/training_runs/{run}/checkpoints/{checkpoint:path}/external_weights_urls", external_weights_urls),
-    Route("POST", "/training_runs/{run}/checkpoints/{checkpoint:path}/publish", publish_checkpoint),
-    Route("DELETE", "/training_runs/{run}/checkpoints/{checkpoint:path}/publish", unpublish_checkpoint),
-    Route("PUT", "/training_runs/{run}/checkpoints/{checkpoint:path}/ttl", set_lifetime),
-    Route("DELETE", "/training_runs/{run}/checkpoints/{checkpoint:path}", delete_checkpoint),
-    Route("GET", "/files/{token}/{file:path}", fetch_file, open=True),
+    TinkerRoute("GET", "/healthz", "tell that the server is there, without a key", healthz, open=True),
+    TinkerRoute("POST", "/client/config", "say how the client is to behave", client_config),
+    TinkerRoute("POST", "/client/dynamic_config", "the same, while it runs", client_config),
+    TinkerRoute("GET", "/get_server_capabilities", "list the base models", capabilities),
+    TinkerRoute("POST", "/create_session", "open a session", create_session),
+    TinkerRoute("POST", "/session_heartbeat", "keep a session; without one for 30 minutes it ends", heartbeat),
+    TinkerRoute("POST", "/sessions/{session}/finish", "end a session and free its adapters", finish_session),
+    TinkerRoute("POST", "/telemetry", "accepted, and not kept", telemetry),
+    TinkerRoute("GET", "/sessions", "list the key's open sessions, newest first", list_sessions),
+    TinkerRoute("POST", "/sessions/search", "search them", search_sessions),
+    TinkerRoute("GET", "/sessions/{session}", "get a session", get_session),
+    TinkerRoute("PUT", "/sessions/{session}/project", "refused: there are no projects", _NO_PROJECTS),
+    TinkerRoute(
+        "GET",
+        "/sessions/{session}/trace_export",
+        "refused: no traces are kept",
+        refused("No traces of sessions are kept here."),
+    ),
+    TinkerRoute("POST", "/create_model", "create a training client", create_model),
+    TinkerRoute("POST", "/get_info", "get a training client's model", get_info),
+    TinkerRoute("POST", "/forward_backward", "compute a loss, with or without its gradients", forward_backward),
+    TinkerRoute("POST", "/optim_step", "take an optimiser step", optim_step),
+    TinkerRoute(
+        "POST",
+        "/create_custom_loss",
+        "refused: the client computes a loss of its own itself",
+        refused("A loss of one's own is computed by the client here."),
+    ),
+    TinkerRoute("POST", "/save_weights", "save weights and the optimiser's state", save_weights),
+    TinkerRoute("POST", "/save_weights_for_sampler", "save weights to sample from", save_weights_for_sampler),
+    TinkerRoute("POST", "/save_weights_external", "save a PEFT adapter to fetch", save_weights_external),
+    TinkerRoute("POST", "/load_weights", "continue from a checkpoint", load_weights),
+    TinkerRoute("POST", "/copy_weights", "copy a checkpoint, also one that another key published", copy_weights),
+    TinkerRoute("POST", "/weights_info", "get a checkpoint's base model and adapter", weights_info),
+    TinkerRoute("POST", "/create_sampling_session", "create a sampling client", create_sampling_session),
+    TinkerRoute("GET", "/samplers/{sampler}", "get a sampling client", get_sampler),
+    TinkerRoute("POST", "/asample", "sample", sample),
+    TinkerRoute("POST", "/retrieve_future", "wait for a result", retrieve_future),
+    TinkerRoute("POST", "/cancel_future", "cancel a request", cancel_future),
+    TinkerRoute("GET", "/training_runs", "list the key's training runs", list_runs),
+    TinkerRoute("GET", "/training_runs/{run}", "get a training run", get_run),
+    TinkerRoute("GET", "/training_runs/{run}/checkpoints", "list a run's checkpoints", list_run_checkpoints),
+    TinkerRoute("GET", "/checkpoints", "list the key's checkpoints", list_checkpoints),
+    TinkerRoute(
+        "GET",
+        "/training_runs/{run}/checkpoints/{checkpoint:path}/external_weights_urls",
+        "get a URL for each file, which works for an hour without a key",
+        external_weights_urls,
+    ),
+    TinkerRoute(
+        "POST",
+        "/training_runs/{run}/checkpoints/{checkpoint:path}/publish",
+        "let other keys read a checkpoint",
+        publish_checkpoint,
+    ),
+    TinkerRoute(
+        "DELETE", "/training_runs/{run}/checkpoints/{checkpoint:path}/publish", "undo that", unpublish_checkpoint
+    ),
+    TinkerRoute(
+        "PUT", "/training_runs/{run}/checkpoints/{checkpoint:path}/ttl", "set when a checkpoint expires", set_lifetime
+    ),
+    TinkerRoute(
+        "DELETE", "/training_runs/{run}/checkpoints/{checkpoint:path}", "delete a checkpoint", delete_checkpoint
+    ),
+    TinkerRoute("GET", "/files/{token}/{file:path}", "fetch a file by such a URL", fetch_file, open=True),
 )
 
 
@@ -434,7 +467,7 @@ def application(service: TinkerService, keys: Keys) -> Starlette:
     """The ASGI application of all routes."""
     secret = secrets.token_bytes(32)
 
-    def answers(route: Route) -> Any:
+    def answers(route: TinkerRoute) -> Any:
         async def answer(request: Request) -> Response:
             try:
                 given = api_key(headers_of(request.scope))

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from agentlightning.engine.base import Chunk, SamplingParams
-from agentlightning.finetuning.tinker import requests
+from agentlightning.finetuning.tinker import bodies
 from agentlightning.finetuning.tinker.proto import SampleResponse
 from agentlightning.gateway.exchange import Refusal
-from agentlightning.types.arrays import Float32Array, Int32Array
+from agentlightning.types.arrays import Float32Array, Int32Array, np
 
 STOP, LENGTH = 0, 1
 MOST_ALTERNATIVES = 64
@@ -24,7 +23,7 @@ _EMPTY = -99999.0
 """The log-prob of an alternative that there is not."""
 
 
-def sampling_params(asked: requests.Sample, *, owner: str) -> tuple[Int32Array, list[SamplingParams]]:
+def sampling_params(asked: bodies.SamplesRequest, *, owner: str) -> tuple[Int32Array, list[SamplingParams]]:
     """The prompt, and the settings of each sample. Raises `Refusal`."""
     tokens: list[int] = []
     for chunk in asked.prompt.chunks:
@@ -81,7 +80,7 @@ def _stops(stop: str | Sequence[str | int] | None) -> tuple[tuple[str, ...], tup
     return texts, ids, not stop
 
 
-def sample_response(asked: requests.Sample, length: int, chunks: Sequence[Chunk]) -> bytes:
+def sample_response(asked: bodies.SamplesRequest, length: int, chunks: Sequence[Chunk]) -> bytes:
     """A SampleResponse. Log-probs are over the whole vocabulary, at the request's temperature; those of the prompt at
     temperature 1."""
     response = SampleResponse(prompt_cache_hit_tokens=chunks[0].cached_tokens)
@@ -98,7 +97,7 @@ def sample_response(asked: requests.Sample, length: int, chunks: Sequence[Chunk]
     return response.SerializeToString()
 
 
-def _write_prompt(response: Any, asked: requests.Sample, length: int, chunk: Chunk) -> None:
+def _write_prompt(response: Any, asked: bodies.SamplesRequest, length: int, chunk: Chunk) -> None:
     """Of the first token nothing is known, and of those before the last ones that were asked for nothing is said."""
     silent = length - (asked.prompt_logprobs_last_n or length - 1)
     logprobs_P = np.full(length, np.nan, dtype=np.float32)

@@ -20,8 +20,8 @@ from agentlightning.engine.base import Chunk, SamplingParams, concat
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError
 from agentlightning.finetuning.recipe import BaseModel
 from agentlightning.finetuning.records import Records
-from agentlightning.finetuning.tinker import requests
-from agentlightning.finetuning.tinker.archive import Archive, SavedWeights
+from agentlightning.finetuning.tinker import bodies
+from agentlightning.finetuning.tinker.archive import SCHEME, Archive, SavedWeights
 from agentlightning.finetuning.tinker.bases import MOST_TRAINED, Bases, LoadedBase
 from agentlightning.finetuning.tinker.data import PassRequest, check_tokens, written
 from agentlightning.finetuning.tinker.futures import Promises, Result
@@ -44,7 +44,7 @@ ALPHA = 32
 MOST_RANK, MOST_SAMPLES = 512, 1024
 
 
-class Turns:
+class SequenceTurns:
     """Lets the requests of one training client in by their numbers, whenever they arrive."""
 
     def __init__(self, first: int) -> None:
@@ -78,7 +78,7 @@ class TrainingClient:
     id: str
     owner: str
     base: BaseModel
-    turns: Turns
+    turns: SequenceTurns
     rank: int = 0
     loaded: LoadedBase | None = None
     """None until it is created."""
@@ -104,7 +104,7 @@ class SamplingClient:
 
 
 @dataclass
-class Session:
+class TinkerSession:
     """What one client process has."""
 
     id: str
@@ -130,10 +130,13 @@ class TinkerService:
         self.bases = Bases(models, most, context)
         self.archive = Archive(records, folder, self._forget_folder)
         self.promises = Promises()
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, TinkerSession] = {}
         self.training: dict[str, TrainingClient] = {}
         self.sampling: dict[str, SamplingClient] = {}
         self.bases.on_death = self._forget_trained
+        self.on_delete: Callable[[Path], Coroutine[Any, Any, None]] | None = None
+        """What else has weights loaded, and is to forget those in a folder."""
+        self._forgetting: set[asyncio.Task[None]] = set()
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -156,14 +159,19 @@ class TinkerService:
                 del self.sessions[session.id]
             self.archive.sweep()
 
+    def saved(self, owner: str, path: str) -> str | None:
+        """The folder of the adapter that a path names, for those who serve it by another API; None for what is no
+        path. Raises `Refusal` for one that there is not."""
+        return str(self.archive.find(owner, path).adapter) if path.startswith(SCHEME) else None
+
     # ---- sessions --------------------------------------------------------------------------------------------------
 
-    def open(self, owner: str, asked: requests.CreateSession) -> Session:
+    def open(self, owner: str, asked: bodies.CreateSession) -> TinkerSession:
         """A new session. Raises `Refusal` where the key has too many."""
         if sum(one.owner == owner for one in self.sessions.values()) >= MOST_SESSIONS:
             raise Refusal(f"This key has {MOST_SESSIONS} sessions; close some.", status=429, code="too_many_sessions")
         metadata = {**(asked.user_metadata or {}), **({"tags": ",".join(asked.tags)} if asked.tags else {})}
-        session = Session(
+        session = TinkerSession(
             id=secrets.token_hex(8),
             owner=owner,
             created_at=time.time(),
@@ -174,14 +182,18 @@ class TinkerService:
         self.sessions[session.id] = session
         return session
 
-    def session(self, owner: str, key: str) -> Session:
+    def session(self, owner: str, key: str) -> TinkerSession:
         """Raises `Refusal` for one that there is not, or that is another key's."""
         session = self.sessions.get(key)
         if session is None or session.owner != owner:
-            raise Refusal(f"There is no session '{key[:100]}'.", status=404, code="not_found")
+            raise Refusal(
+                f"There is no session '{key[:100]}'. Those of an earlier start of the server are gone: open a new one.",
+                status=404,
+                code="not_found",
+            )
         return session
 
-    def open_session(self, owner: str, key: str) -> Session:
+    def open_session(self, owner: str, key: str) -> TinkerSession:
         """The same, of one that goes on."""
         session = self.session(owner, key)
         if session.finished is not None:
@@ -189,7 +201,7 @@ class TinkerService:
         session.heard_at = time.monotonic()
         return session
 
-    async def end(self, session: Session) -> None:
+    async def end(self, session: TinkerSession) -> None:
         """Take what it has from the models' processes. What it saved stays."""
         for key in session.training:
             await self._remove(self.training.pop(key, None))
@@ -213,13 +225,17 @@ class TinkerService:
     def _forget_folder(self, folder: Path) -> None:
         for loaded in self.bases.loaded():
             loaded.forget(folder)
+        if self.on_delete is not None:
+            task = asyncio.ensure_future(self.on_delete(folder))
+            self._forgetting.add(task)
+            task.add_done_callback(self._forgetting.discard)
 
     # ---- training clients ------------------------------------------------------------------------------------------
 
-    def create(self, owner: str, asked: requests.CreateModel) -> dict[str, Any]:
+    def create(self, owner: str, asked: bodies.CreateModel) -> dict[str, Any]:
         """A promise of a training client with a new adapter."""
         base = self.bases.find(asked.base_model)
-        lora = asked.lora_config or requests.LoraChoice()
+        lora = asked.lora_config or bodies.LoraChoice()
         if not 1 <= lora.rank <= MOST_RANK:
             raise Refusal(f"lora_config.rank is {lora.rank}; it is from 1 to {MOST_RANK}.", param="rank")
         if not lora.parts:
@@ -247,7 +263,7 @@ class TinkerService:
         known = self.open_session(owner, session)
         key = f"{session}:train:{number}"
         if key not in self.training:
-            self.training[key] = TrainingClient(key, owner, base, Turns(first))
+            self.training[key] = TrainingClient(key, owner, base, SequenceTurns(first))
             known.training.append(key)
         return self.training[key]
 
@@ -313,7 +329,7 @@ class TinkerService:
 
         return self._in_turn(client, asked.seq_id or None, do)
 
-    def step(self, owner: str, asked: requests.OptimStep) -> dict[str, Any]:
+    def step(self, owner: str, asked: bodies.StepRequest) -> dict[str, Any]:
         """A promise of an optimiser step."""
         client = self.client(owner, asked.model_id)
         params = _optim_params(asked)
@@ -326,7 +342,7 @@ class TinkerService:
 
         return self._in_turn(client, asked.seq_id, do)
 
-    def save(self, owner: str, asked: requests.SaveWeights) -> dict[str, Any]:
+    def save(self, owner: str, asked: bodies.SaveWeights) -> dict[str, Any]:
         """A promise of a checkpoint with the optimiser's state."""
         client = self.client(owner, asked.model_id)
         name = asked.path or f"seq-{asked.seq_id or secrets.token_hex(4)}"
@@ -347,7 +363,7 @@ class TinkerService:
 
         return self._in_turn(client, asked.seq_id, do)
 
-    def save_to_sample(self, owner: str, asked: requests.SaveForSampler) -> dict[str, Any]:
+    def save_to_sample(self, owner: str, asked: bodies.SaveForSampler) -> dict[str, Any]:
         """A promise of weights to sample from: under a path, or as a sampling client of the session."""
         client = self.client(owner, asked.model_id)
         number = asked.sampling_session_seq_id
@@ -401,7 +417,7 @@ class TinkerService:
         session.sampling.append(made.id)
         return made
 
-    def save_external(self, owner: str, asked: requests.SaveExternal) -> dict[str, Any]:
+    def save_external(self, owner: str, asked: bodies.SaveExternal) -> dict[str, Any]:
         """A promise of a PEFT adapter that can be fetched."""
         client = self.client(owner, asked.model_id)
         self.archive.check_new(client.id, "external_weights", asked.path, asked.ttl_seconds)
@@ -419,7 +435,7 @@ class TinkerService:
 
         return self._in_turn(client, asked.seq_id, do)
 
-    def load(self, owner: str, asked: requests.LoadWeights) -> dict[str, Any]:
+    def load(self, owner: str, asked: bodies.LoadWeights) -> dict[str, Any]:
         """A promise of a training client with the weights of a checkpoint: a new one, or one that there is."""
         saved = self.archive.find(owner, asked.path)
         if asked.optimizer and not saved.optimizer.is_dir():
@@ -452,7 +468,7 @@ class TinkerService:
 
         return self._in_turn(client, seq, do)
 
-    async def _take_up(self, client: TrainingClient, saved: SavedWeights, asked: requests.LoadWeights) -> None:
+    async def _take_up(self, client: TrainingClient, saved: SavedWeights, asked: bodies.LoadWeights) -> None:
         parts = saved.run["parts"].split()
         session = client.id.partition(":")[0]
         await self._host(client, str(saved.adapter), saved.run["rank"], parts, session, asked.user_metadata)
@@ -461,7 +477,7 @@ class TinkerService:
 
     # ---- sampling clients ------------------------------------------------------------------------------------------
 
-    def sampler(self, owner: str, asked: requests.CreateSamplingSession) -> SamplingClient:
+    def sampler(self, owner: str, asked: bodies.CreateSamplingSession) -> SamplingClient:
         """A sampling client of a base model or of saved weights."""
         session = self.open_session(owner, asked.session_id)
         key = f"{session.id}:sample:{asked.sampling_session_seq_id}"
@@ -486,7 +502,7 @@ class TinkerService:
             raise Refusal(f"There is no sampling client '{key[:100]}'.", status=404, code="not_found")
         return client
 
-    def sample(self, owner: str, asked: requests.Sample) -> dict[str, Any]:
+    def sample(self, owner: str, asked: bodies.SamplesRequest) -> dict[str, Any]:
         """A promise of samples."""
         if asked.sampling_session_id is not None:
             client = self.sampling_client(owner, asked.sampling_session_id)
@@ -530,16 +546,16 @@ async def _sampled(handle: PolicyHandle, prompt: np.ndarray, params: SamplingPar
     return concat([chunk async for chunk in handle.generate(prompt, params)])
 
 
-def _check_optimizer(choice: requests.OptimizerChoice) -> None:
+def _check_optimizer(choice: bodies.OptimizerChoice) -> None:
     if choice.type != "adamw":
         raise Refusal(f"optimizer_config.type is {choice.type!r}; this server has adamw.", param="optimizer_config")
 
 
-def _optim_params(asked: requests.OptimStep) -> OptimParams:
+def _optim_params(asked: bodies.StepRequest) -> OptimParams:
     if asked.optimizer_params is not None:
         kind = str(asked.optimizer_params.get("type"))
         raise Refusal(f"optimizer_params are of {kind[:50]!r}; this server has adamw.", param="optimizer_params")
-    given = asked.adam_params or requests.AdamParams()
+    given = asked.adam_params or bodies.AdamParams()
     bounds = {
         "learning_rate": (0.0, math.inf),
         "beta1": (0.0, 1.0),

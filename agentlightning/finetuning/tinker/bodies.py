@@ -72,7 +72,7 @@ class AdamParams(msgspec.Struct, frozen=True, kw_only=True):
     grad_clip_norm: float = 0.0
 
 
-class OptimStep(_Request, frozen=True, kw_only=True):
+class StepRequest(_Request, frozen=True, kw_only=True):
     model_id: str
     seq_id: int | None = None
     adam_params: AdamParams | None = None
@@ -131,7 +131,7 @@ class TextChunk(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[int] | None = None
 
 
-class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+class TokenPrompt(msgspec.Struct, frozen=True, kw_only=True):
     chunks: list[TextChunk]
 
 
@@ -144,8 +144,8 @@ class SamplingChoice(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
 
 
-class Sample(_Request, frozen=True, kw_only=True):
-    prompt: Prompt
+class SamplesRequest(_Request, frozen=True, kw_only=True):
+    prompt: TokenPrompt
     sampling_params: SamplingChoice
     num_samples: int = 1
     base_model: str | None = None

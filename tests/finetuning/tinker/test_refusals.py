@@ -1,0 +1,393 @@
+"""What is wrong, what is another key's, and what is hostile: named, and nobody else's trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+
+from agentlightning.finetuning.tinker import bodies
+from agentlightning.finetuning.tinker.proto import ForwardBackwardRequest
+from agentlightning.finetuning.tinker.routes import PREFIX, ROUTES
+from agentlightning.finetuning.tinker.service import SequenceTurns
+
+from .conftest import Running, Start, datum, ids, prompt, tinker, training_client, types
+
+PROTOBUF = {"content-type": "application/x-protobuf"}
+
+
+def data(**inputs: Any) -> Any:
+    return datum(ids(1, 5), **inputs)
+
+
+def refused(client: Any, words: str, data: list[Any], loss: str, config: Any = None) -> None:
+    """The request is a client's own fault, and says so; another client is made for the next, as this one ends."""
+    with pytest.raises(Exception, match=words):
+        client.forward_backward(data, loss, config).result()
+
+
+CASES: dict[str, tuple[str, list[Any], str, Any]] = {
+    "unknown input": (r"has 'advantages', which cross_entropy does not use", [data(advantages=np.ones(4))],
+                      "cross_entropy", None),
+    "missing input": (r"has no 'advantages', which ppo needs", [data(logprobs=np.ones(4))], "ppo", None),
+    "another shape": (r"weights has the shape \(3,\), and target_tokens \(4,\)", [data(weights=np.ones(3))],
+                      "cross_entropy", None),
+    "not finite": (r"weights has a value that is no finite number", [data(weights=np.array([1, np.nan, 1, 1]))],
+                   "cross_entropy", None),
+    "unknown setting": (r"loss_fn_config has 'beta', which ppo does not have",
+                        [data(logprobs=np.ones(4), advantages=np.ones(4))], "ppo", {"beta": 1.0}),
+    "text for a number": (r"loss_fn_config\['beta'\] is 'much'; give a number",
+                          [data(logprobs=np.ones(4), advantages=np.ones(4))], "dro", {"beta": "much"}),
+    "bounds": (r"they are bounds of a ratio", [data(logprobs=np.ones(4), advantages=np.ones(4))], "ppo",
+               {"clip_low_threshold": 0.2, "clip_high_threshold": 0.28}),
+    "a loss that is not here": (r"loss_fn is 'stable_reinforce'; this server has cross_entropy", [data()],
+                                "stable_reinforce", None),
+    "a token that there is not": (r"data\[0\].model_input has a token that is not in 0 … 703", [datum([5, 9999, 7])],
+                                  "cross_entropy", None),
+    "a negative target": (r"target_tokens holds something that is no token id",
+                          [types.Datum(model_input=prompt([1, 2]),
+                                       loss_fn_inputs={"target_tokens": np.array([1, -1])})],
+                          "cross_entropy", None),
+    "more targets than tokens": (r"target_tokens has the shape \(3,\)",
+                                 [types.Datum(model_input=prompt([1, 2]),
+                                              loss_fn_inputs={"target_tokens": np.array([1, 2, 3])})],
+                                 "cross_entropy", None),
+    "too long": (r"has 600 tokens, and this server's models take 512 \(--max-context\)", [datum(ids(1, 601))],
+                 "cross_entropy", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_data_that_cannot_be_learned_from(service: Any, case: str) -> None:
+    words, given, loss, config = CASES[case]
+    refused(training_client(service), words, given, loss, config)
+
+
+def test_settings_that_are_not_here(service: Any) -> None:
+    with pytest.raises(Exception, match=r"no base model 'nowhere' here\. There are: calc, org/other"):
+        training_client(service, base_model="nowhere")
+    with pytest.raises(Exception, match="rank is 9000; it is from 1 to 512"):
+        training_client(service, rank=9000)
+    with pytest.raises(Exception, match=r"adam_params\.beta1 is 1; it is at least 0 and below 1"):
+        training_client(service).optim_step(types.AdamParams(beta1=1.0)).result()
+    with pytest.raises(Exception, match="optimizer_params are of 'dimuon'; this server has adamw"):
+        training_client(service).optim_step(types.DimuonParams(learning_rate=0.1)).result()
+    sampler = service.create_sampling_client(base_model="calc").result()
+    for params, words in (
+        ({"temperature": -1.0}, "temperature is at least 0"),
+        ({"top_p": 0.0}, "top_p above 0"),
+        ({"top_k": 0}, "top_k at least 1 or -1"),
+    ):
+        with pytest.raises(Exception, match=words):
+            sampler.sample(prompt([1, 2]), num_samples=1, sampling_params=types.SamplingParams(**params)).result()
+    with pytest.raises(Exception, match="num_samples is 0"):
+        sampler.sample(prompt([1, 2]), num_samples=0, sampling_params=types.SamplingParams(max_tokens=1)).result()
+    with pytest.raises(Exception, match="token that is not in 0"):
+        sampler.sample(prompt([1, 99999]), num_samples=1, sampling_params=types.SamplingParams(max_tokens=1)).result()
+    with pytest.raises(Exception, match="600"):
+        sampler.sample(prompt(ids(1, 600)), num_samples=1, sampling_params=types.SamplingParams(max_tokens=1)).result()
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_weights(service: Any) -> None:
+    client = training_client(service)
+    huge = [datum(ids(1, 5), logprobs=np.full(4, -3e38), advantages=np.full(4, 1.0))]
+    client.forward_backward(huge, "importance_sampling").result()
+    with pytest.raises(Exception, match="The gradient is not finite"):
+        client.optim_step(types.AdamParams()).result()
+
+
+def post(running: Running, path: str, body: Any, key: str = "tml-any", **headers: str) -> httpx.Response:
+    content = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    given = {"content-type": "application/json", "x-api-key": key, **headers}
+    return httpx.post(f"{running.url}{PREFIX}{path}", content=content, headers=given, timeout=30)
+
+
+def test_a_field_that_would_have_no_effect_is_named(running: Running, service: Any) -> None:
+    """Unless it says nothing, as a newer client's null does."""
+    session = training_client(service).model_id.partition(":")[0]
+    base = {"session_id": session, "model_seq_id": 50, "base_model": "calc"}
+    for more, words in (
+        ({"quantization": "int4"}, "quantization is not known to this server"),
+        ({"lora_config": {"rank": 4, "alpha": 8}}, "lora_config.alpha is not known"),
+        ({"lora_config": {"rank": "many"}}, "does not fit CreateModel"),
+        ({"optimizer_config": {"type": "dimuon"}}, "optimizer_config.type is 'dimuon'"),
+    ):
+        answer = post(running, "/create_model", {**base, **more})
+        assert answer.status_code in (400, 422)
+        assert words in answer.json()["detail"]
+    assert post(running, "/create_model", {**base, "newer": None, "type": "create_model"}).status_code == 200
+    sampling = {
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1]}]},
+        "sampling_params": {},
+        "base_model": "calc",
+    }
+    for field, value in (
+        ("record_stability_info", True),
+        ("prompt_alt_tokens_k", 3),
+        ("target_prompt_logprobs", {"a": 1}),
+    ):
+        answer = post(running, "/asample", {**sampling, field: value})
+        assert f"{field} has no effect on this server" in answer.json()["detail"]
+    image = {**sampling, "prompt": {"chunks": [{"type": "image", "data": "x", "format": "png"}]}}
+    assert "text models" in post(running, "/asample", image).json()["detail"]
+
+
+@pytest.mark.parametrize("route", [r for r in ROUTES if r.method == "POST"], ids=lambda r: r.path)
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b'{"type": 1}', b"\x00\xff" * 50, b'{"a":' * 3000, b'{"session_id": "\\ud800"}'],
+    ids=range(8),
+)
+def test_no_body_is_a_fault_of_ours(running: Running, route: Any, body: bytes) -> None:
+    path = route.path.replace("{session}", "x").replace("{run}", "r").replace("{checkpoint:path}", "weights/c")
+    for headers in ({}, {"content-type": "application/x-protobuf"}):
+        answer = post(running, path, body, **headers)
+        assert answer.status_code < 500, answer.text
+        assert answer.status_code < 400 or answer.json()["detail"]
+
+
+def test_no_tensor_is_a_fault_of_ours(running: Running, service: Any) -> None:
+    """Shapes, types and sizes that contradict each other."""
+    client = training_client(service)
+    for number, (field, value) in enumerate(
+        [
+            ("shape", [-1]),
+            ("shape", [2**40, 2**40]),
+            ("shape", [0]),
+            ("dtype", 9),
+            ("dtype", 4),
+            ("dense", b"abc"),
+            ("dense", b""),
+        ]
+    ):
+        message = ForwardBackwardRequest(model_id=client.model_id, seq_id=number + 1, loss_fn="cross_entropy")
+        one = message.data.add()
+        one.model_input.add().encoded_text.tokens = np.array([1, 2], dtype=np.int32).tobytes()
+        tensor = one.loss_fn_inputs["target_tokens"]
+        tensor.dtype, tensor.dense = 2, np.array([1, 2]).tobytes()
+        tensor.shape.extend([2])
+        if field == "shape":
+            del tensor.shape[:]
+            tensor.shape.extend(value)
+        else:
+            setattr(tensor, field, value)
+        answer = post(running, "/forward_backward", message.SerializeToString(), **PROTOBUF)
+        assert answer.status_code == 400, (field, value, answer.text)
+        assert "target_tokens" in answer.json()["detail"]
+    for shape, rows, columns in (
+        ([2, 2**40], [0, 1, 1], [0]),
+        ([2, 3], [0, 5, 1], [0]),
+        ([2, 3], [0, 1, 1], [7]),
+        ([2], [0], []),
+    ):
+        message = ForwardBackwardRequest(model_id=client.model_id, seq_id=90, loss_fn="cross_entropy")
+        one = message.data.add()
+        one.model_input.add().encoded_text.tokens = np.array([1, 2], dtype=np.int32).tobytes()
+        tensor = one.loss_fn_inputs["target_tokens"]
+        tensor.dtype = 2
+        tensor.shape.extend(shape)
+        tensor.sparse_csr.values = np.array([1] * len(columns)).tobytes()
+        tensor.sparse_csr.crow_indices = np.array(rows).tobytes()
+        tensor.sparse_csr.col_indices = np.array(columns, dtype=np.int64).tobytes()
+        answer = post(running, "/forward_backward", message.SerializeToString(), **PROTOBUF)
+        assert answer.status_code == 400, (shape, answer.text)
+
+
+# ---- keys ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_sees_its_own_alone(start: Start) -> None:
+    """Sessions, clients, promises, runs and checkpoints; what is published is read by others, and not changed."""
+    server = start(admin_key="the-admin-key")
+    made: list[str] = []
+
+    async def keys() -> None:
+        made.extend(server.server.keys.create(name)["value"] for name in ("a", "b"))
+
+    server.run(keys())
+    with pytest.raises(Exception, match="one of its keys"):
+        tinker.ServiceClient(base_url=server.url, api_key="tml-wrong").create_lora_training_client("calc").result()
+    with server.client(f"tml-{made[0]}") as first, server.client(f"tml-{made[1]}") as second:
+        client = training_client(first)
+        path = client.save_state("mine").result().path
+        sampler = client.save_weights_and_get_sampling_client().result()
+        other = training_client(second)
+        key = f"tml-{made[1]}"
+        stolen = {
+            "/get_info": {"model_id": client.model_id},
+            "/optim_step": {"model_id": client.model_id, "adam_params": {}},
+            "/save_weights": {"model_id": client.model_id, "path": "x"},
+            "/session_heartbeat": {"session_id": client.model_id.partition(":")[0]},
+            "/weights_info": {"tinker_path": path},
+            "/asample": {
+                "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1]}]},
+                "sampling_params": {},
+                "sampling_session_id": f"{client.model_id.partition(':')[0]}:sample:0",
+            },
+            "/load_weights": {"model_id": other.model_id, "path": path, "optimizer": False},
+            "/copy_weights": {
+                "source_path": path,
+                "session_id": other.model_id.partition(":")[0],
+                "model_seq_id": 9,
+            },
+        }
+        for route, body in stolen.items():
+            answer = post(server, route, body, key=key)
+            assert answer.status_code == 404, (route, answer.text)
+        assert post(server, "/retrieve_future", {"request_id": f"{client.model_id}:1"}, key=key).status_code == 410
+        api = tinker.RestClient(base_url=server.url, api_key=key)
+        assert api.list_user_checkpoints().result().checkpoints == []
+        for call in (api.get_training_run(client.model_id), api.list_checkpoints(client.model_id)):
+            with pytest.raises(Exception, match="no training run"):
+                call.result()
+        for call in (
+            api.delete_checkpoint(client.model_id, "weights/mine"),
+            api.publish_checkpoint_from_tinker_path(path),
+        ):
+            with pytest.raises(Exception, match="no checkpoint"):
+                call.result()
+        tinker.RestClient(base_url=server.url, api_key=f"tml-{made[0]}").publish_checkpoint_from_tinker_path(
+            path
+        ).result()
+        copy = second.create_training_client_from_state(path).result()
+        assert copy.model_id != client.model_id
+        with pytest.raises(Exception, match="no checkpoint"):
+            api.delete_checkpoint(client.model_id, "weights/mine").result()
+        assert sampler.sample(
+            prompt([1, 2]), num_samples=1, sampling_params=types.SamplingParams(max_tokens=1)
+        ).result()
+
+
+# ---- greedy clients --------------------------------------------------------------------------------------------------
+
+
+def test_promises_of_one_key_have_an_end(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client waits, as it does where the service is busy; other keys are not held up."""
+    monkeypatch.setattr("agentlightning.finetuning.tinker.futures.MOST_OPEN", 3)
+    promises = running.service.promises
+
+    async def flood() -> list[str]:
+        refused: list[str] = []
+        for i in range(5):
+            try:
+                promises.make("greedy", f"greedy:{i}", lambda: asyncio.sleep(60, b""))
+            except Exception as error:
+                refused.append(str(error))
+        promises.make("other", "other:0", lambda: asyncio.sleep(0, b""))
+        for i in range(3):
+            promises.cancel("greedy", f"greedy:{i}")
+        return refused
+
+    words = running.run(flood())
+    assert len(words) == 2
+    assert "fetch some" in words[0]
+
+
+def test_sessions_and_clients_have_an_end(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentlightning.finetuning.tinker.service.MOST_SESSIONS", 0)
+    assert post(running, "/create_session", {"tags": []}).status_code == 429
+    monkeypatch.undo()
+    monkeypatch.setattr("agentlightning.finetuning.tinker.service.MOST_TRAINED", 1)
+    with running.client() as service:
+        training_client(service)
+        with pytest.raises(Exception, match="1 clients train on calc; close some of them"):
+            training_client(service)
+    with running.client() as service:
+        training_client(service)
+
+
+def test_a_session_that_ends_gives_its_memory_back(running: Running) -> None:
+    with running.client() as service:
+        client = training_client(service)
+        client.save_weights_and_get_sampling_client().result()
+        (loaded,) = [one for one in running.service.bases.loaded() if one.name == "calc"]
+        assert client.model_id in loaded.trained
+        folder = running.service.archive.unnamed(client.model_id, "x").parent
+        assert any(folder.iterdir())
+    assert client.model_id not in loaded.trained
+    assert client.model_id not in running.service.training
+    assert not any(folder.iterdir())
+    assert post(running, "/session_heartbeat", {"session_id": client.model_id.partition(":")[0]}).status_code == 410
+
+
+def test_a_session_of_which_nothing_is_heard_ends(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentlightning.finetuning.tinker.service.SESSION_SECONDS", 0.2)
+    monkeypatch.setattr("agentlightning.finetuning.tinker.service._LOOK_SECONDS", 0.05)
+    server = start()
+    answer = post(server, "/create_session", {"tags": [], "user_metadata": None, "sdk_version": "x"})
+    session = answer.json()["session_id"]
+    deadline = time.monotonic() + 20
+    while session in server.service.sessions:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert "open a new one" in post(server, "/session_heartbeat", {"session_id": session}).json()["detail"]
+
+
+def test_a_promise_is_polled_and_given_twice(running: Running) -> None:
+    """A client whose connection broke asks again; one that asks too early is told to try again."""
+    promises = running.service.promises
+    done = asyncio.Event()
+
+    async def work() -> bytes:
+        await done.wait()
+        return b"result"
+
+    async def polled() -> list[Any]:
+        promises.make("me", "slow", work)
+        first = await promises.result("me", "slow", 0.01)
+        assert promises.make("me", "slow", work)["request_id"] == "slow", "asked twice, done once"
+        done.set()
+        return [first, await promises.result("me", "slow"), await promises.result("me", "slow")]
+
+    again, *results = running.run(polled())
+    assert again == {"type": "try_again", "request_id": "slow", "queue_state": "active"}
+    assert results == [b"result", b"result"]
+
+
+async def test_requests_are_done_in_their_order_whenever_they_arrive() -> None:
+    turns, done = SequenceTurns(1), []
+
+    async def work(number: int | None) -> None:
+        async with turns.turn(number):
+            done.append(number)
+            await asyncio.sleep(0)
+
+    tasks = [asyncio.ensure_future(work(number)) for number in (3, 2, 5)]
+    await asyncio.sleep(0.01)
+    assert done == []
+    tasks += [asyncio.ensure_future(work(number)) for number in (4, 1)]
+    await asyncio.gather(*tasks)
+    assert done == [1, 2, 3, 4, 5]
+    with pytest.raises(Exception, match="The request 2 of this training client was made before"):
+        await work(2)
+    await work(None)
+
+
+async def test_a_request_that_is_dropped_holds_nobody_up() -> None:
+    turns = SequenceTurns(1)
+
+    async def work(number: int) -> int:
+        async with turns.turn(number):
+            return number
+
+    second, third = (asyncio.ensure_future(work(number)) for number in (2, 3))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.sleep(0)
+    assert await work(1) == 1
+    assert not third.done(), "its turn is not there: the client can send the second again"
+    assert await work(2) == 2
+    assert await third == 3
+
+
+def test_json_bodies_are_read_strictly() -> None:
+    with pytest.raises(Exception, match=r"sampling_params.best_of is not known"):
+        bodies.read(
+            b'{"prompt": {"chunks": []}, "sampling_params": {"best_of": 3}}',
+            bodies.SamplesRequest,
+        )
