@@ -3,7 +3,7 @@
     python scripts/clients.py [--folder .clients] [--only NAME] [--report FOLDER] [--table docs/clients.md] [--slow]
         [--tests EXPRESSION]
 
-Frameworks disagree about versions of `openai` and `mcp`, hence seven environments, one for Node, and one of the
+Frameworks disagree about versions of `openai` and `mcp`, hence nine environments, one for Node, and one of the
 providers' newest clients.
 `make test-clients` calls this; TORCH_INDEX_URL and PIP_ARGS mean what they mean in the Makefile.
 """
@@ -86,12 +86,35 @@ ENVIRONMENTS: dict[str, list[str]] = {
         "pandas==3.1.1",
         "pyarrow==26.0.1",
     ],
+    "tinker": [
+        "tinker==0.38.0",
+        "aiohttp==3.14.5",
+        "blobfile==3.3.0",
+        "chz==0.4.0",
+        "cloudpickle==3.1.3",
+        "datasets==5.2.0",
+        "math-verify==0.9.0",
+        "nltk>=3.9",
+        "pillow",
+        "pylatexenc==2.11",
+        "python-multipart>=0.0.20",
+        "rapidfuzz>=3.9",
+        "rouge-score>=0.1.2",
+        "sacrebleu>=2.4",
+        "termcolor",
+        "tiktoken",
+        "tml-renderers",
+    ],
     "newest": ["openai", "anthropic", "google-genai"],
 }
 """By version, but for the last one: what providers add to their requests shall show here first, not at a user's."""
 
 
+BY_THEMSELVES = {"tinker": ["tinker-cookbook==0.6.1"]}
+"""What is installed without what it asks for: the cookbook wants a newer tml-renderers than there is for Python 3.11,
+and needs it for audio only."""
 AGENTS = {
+    "tinker": "tinker",
     "newest": "client_types or gemini_types",
     "agentscope1": "werewolf",
     "litellm": "litellm or adk or genai or gemini_types",
@@ -126,6 +149,8 @@ def build(name: str, folder: Path) -> Path:
     pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-input", *extra]
     subprocess.run([*pip, torch], check=True)
     subprocess.run([*pip, *ENVIRONMENTS[name], *TESTS, f"agentlightning[torch] @ file://{ROOT}"], check=True)
+    for package in BY_THEMSELVES.get(name, ()):
+        subprocess.run([*pip, "--no-deps", package], check=True)
     # The tests import the checkout, not a copy of it.
     subprocess.run([str(python), "-m", "pip", "uninstall", "-qq", "-y", "agentlightning"], check=True)
     subprocess.run([*pip, "--no-deps", "-e", str(ROOT)], check=True)

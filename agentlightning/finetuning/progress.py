@@ -23,6 +23,12 @@ _OF_EXAMPLES: Mapping[str, str] = {
     "valid_loss": "valid_loss",
     "full_valid_loss": "full_valid_loss",
 }
+_OF_CHATS: Mapping[str, str] = {
+    **_OF_EXAMPLES,
+    "token_accuracy": "train_mean_token_accuracy",
+    "valid_token_accuracy": "valid_mean_token_accuracy",
+    "full_valid_token_accuracy": "full_valid_mean_token_accuracy",
+}
 _OF_ROLLOUTS: Mapping[str, str] = {
     "reward": "train_mean_reward",
     "val_reward": "full_valid_mean_reward",
@@ -36,11 +42,13 @@ _WORDS: Mapping[str, str] = {
     "train_mean_reward": "train mean reward",
     "full_valid_mean_reward": "full validation mean reward",
 }
-_LIKE_THEIRS: Mapping[str, Sequence[str]] = {
-    "supervised": ("train_mean_token_accuracy", "valid_mean_token_accuracy", "full_valid_mean_token_accuracy"),
-    "reinforcement": ("reasoning_tokens_mean",),
+_NAMES: Mapping[str, Mapping[str, str]] = {
+    "supervised": _OF_CHATS,
+    "dpo": _OF_EXAMPLES,
+    "reinforcement": _OF_ROLLOUTS,
 }
-"""Columns of the API's tables that stay empty here."""
+_MORE: Mapping[str, Sequence[str]] = {"reinforcement": ("mean_unresponsive_rewards", "reasoning_tokens_mean")}
+"""More columns of the API's tables; nothing here reasons in tokens of its own, so the last one is empty."""
 
 
 def metrics_of(folder: Path, kind: str, *, after: int | None = None) -> list[dict[str, Any]]:
@@ -48,7 +56,7 @@ def metrics_of(folder: Path, kind: str, *, after: int | None = None) -> list[dic
     file = folder / METRICS_FILE
     if not file.is_file():
         return []
-    names = _OF_ROLLOUTS if kind == "reinforcement" else _OF_EXAMPLES
+    names = _NAMES[kind]
     rows = None if after is None else _last(file, after)
     found = read_metrics(file) if rows is None else rows
     return [_row(row, names) for row in found if after is None or row["step"] > after]
@@ -105,9 +113,8 @@ def _event(row: Mapping[str, Any]) -> JobEvent:
 
 def table_of(rows: Sequence[Mapping[str, Any]], kind: str) -> bytes:
     """The result file: a line of CSV per step."""
-    own = [*_OF_ROLLOUTS.values(), "mean_unresponsive_rewards"] if kind == "reinforcement" else _OF_EXAMPLES.values()
     written = io.StringIO()
-    columns = ["step", *own, *_LIKE_THEIRS.get(kind, ())]
+    columns = ["step", *_NAMES[kind].values(), *_MORE.get(kind, ())]
     table = csv.DictWriter(written, columns, extrasaction="ignore", restval="", lineterminator="\n")
     table.writeheader()
     table.writerows(rows)

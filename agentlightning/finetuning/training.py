@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from agentlightning.algorithm.checkpoint import list_checkpoints
+from agentlightning.algorithm.part import Part
 from agentlightning.algorithm.sampling.examples import chat_episodes, pair_episodes
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import AgentLightningError
@@ -33,7 +34,7 @@ from agentlightning.finetuning.graders.measures import GraderMeasures
 from agentlightning.finetuning.lines import LineError, Lines
 from agentlightning.finetuning.recipe import BaseModel, algorithm
 from agentlightning.finetuning.requests import Integration, Method
-from agentlightning.finetuning.validation_loss import ValidationLoss
+from agentlightning.finetuning.validation_loss import TokenAccuracy, ValidationLoss
 from agentlightning.gateway import Provider
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import SilentConsole, Sink
@@ -163,10 +164,10 @@ def _agent(job: JobFile) -> LitAgent[Any]:
 def _with_validation(settings: TrainingSettings, kind: str, val: Lines | None) -> TrainingSettings:
     if kind == "reinforcement":
         return replace(settings, parts=(GraderMeasures(),))
-    if val is None:
-        return settings
-    episodes_of = pair_episodes if kind == "dpo" else chat_episodes
-    return replace(settings, parts=(ValidationLoss(examples=val, episodes_of=episodes_of),))
+    parts: tuple[Part, ...] = (TokenAccuracy(),) if kind == "supervised" else ()
+    if val is not None:
+        parts += (ValidationLoss(examples=val, episodes_of=pair_episodes if kind == "dpo" else chat_episodes),)
+    return replace(settings, parts=parts)
 
 
 def _trackers(job: JobFile, folder: Path) -> list[Sink]:

@@ -86,6 +86,8 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How far DPO may move from the reference."""
     reference: bool = False
     """Whether a loss from outside the package compares with the reference model."""
+    token_accuracy: bool = False
+    """Measure how often a target is the model's likeliest token."""
 
     @property
     def needs_reference(self) -> bool:
@@ -223,6 +225,15 @@ class KeepsRoutes(Protocol):
     async def keep_routes(self, batches: Sequence[PackedBatch]) -> None:
         """Remember which experts the weights as they are choose in these passes, and nothing else: from now on
         `forward_backward` takes the same ones in the same passes, and `rerouted` is among its metrics."""
+        ...
+
+
+@runtime_checkable
+class Evaluates(Protocol):
+    """What a learner may be able to do besides: compute a loss without its gradients."""
+
+    async def evaluate(self, batches: Sequence[PackedBatch], loss: LossConfig) -> PassResult:
+        """The loss on all passes; gradients stay as they are."""
         ...
 
 

@@ -40,6 +40,8 @@ class Scores:
     """With gradient only if it was asked for."""
     hidden_EH: Tensor
     """Last hidden states at the sources, without gradient."""
+    likeliest_E: Tensor | None = None
+    """Whether each target is the likeliest token of all, where that was asked for."""
 
 
 def why_no_tree(model: PreTrainedModel, longest: int) -> str | None:
@@ -70,9 +72,15 @@ def takes_flex(options: LearnerOptions, device: torch.device) -> bool:
 
 
 def score(
-    model: PreTrainedModel, batch: PackedBatch, options: LearnerOptions, *, rows: bool, entropy_grad: bool = False
+    model: PreTrainedModel,
+    batch: PackedBatch,
+    options: LearnerOptions,
+    *,
+    rows: bool,
+    entropy_grad: bool = False,
+    likeliest: bool = False,
 ) -> Scores:
-    """Compute a batch, as one packed row or as separate rows."""
+    """Compute a batch, as one packed row or as separate rows; with `likeliest`, also which targets are that."""
     device = model.device
     as_tree = nullcontext if rows else _as_tree(model, batch)
     saving = options.gradient_checkpointing and torch.is_grad_enabled()
@@ -90,12 +98,12 @@ def score(
     kept_EK = np.empty((len(order_E), 0)) if batch.kept_EK is None else batch.kept_EK[order_E]
     kept_EK = as_long(kept_EK, device)
 
-    def piece(hidden_UH: Tensor, *of_entries: Tensor) -> tuple[Tensor, Tensor]:
-        return _targets(_logits(model, hidden_UH), *of_entries, entropy_grad=entropy_grad)
+    def piece(hidden_UH: Tensor, *of_entries: Tensor) -> tuple[Tensor, ...]:
+        return _targets(_logits(model, hidden_UH), *of_entries, entropy_grad=entropy_grad, likeliest=likeliest)
 
     vocabulary = model.config.get_text_config().vocab_size
     cuts = list(_pieces(row_E, max(options.logits_at_once // vocabulary, 1)))
-    results: list[tuple[Tensor, Tensor]] = []
+    results: list[tuple[Tensor, ...]] = []
     for low, high in cuts:
         first, last = int(row_E[low]), int(row_E[high - 1])
         rows_E = as_long(row_E[low:high] - first, device)
@@ -104,8 +112,8 @@ def score(
         again = len(cuts) > 1 and torch.is_grad_enabled()
         results.append(checkpoint(piece, *given, use_reentrant=False) if again else piece(*given))  # pyright: ignore
     back_E = as_long(np.argsort(order_E), device)
-    logprobs_E, entropy_E = (torch.cat(parts)[back_E] for parts in zip(*results, strict=True))
-    return Scores(logprobs_E, entropy_E, hidden_UH.detach()[as_long(row_E, device)][back_E])
+    logprobs_E, entropy_E, *more = (torch.cat(parts)[back_E] for parts in zip(*results, strict=True))
+    return Scores(logprobs_E, entropy_E, hidden_UH.detach()[as_long(row_E, device)][back_E], *more)
 
 
 def _pieces(row_E: np.ndarray, size: int) -> Iterator[tuple[int, int]]:
@@ -236,9 +244,17 @@ def distributions(model: PreTrainedModel, hidden_EH: Tensor, temperature_E: Tens
 
 
 def _targets(
-    logits_UV: Tensor, rows_E: Tensor, targets_E: Tensor, temperature_E: Tensor, kept_EK: Tensor, *, entropy_grad: bool
-) -> tuple[Tensor, Tensor]:
-    """Log-probs of the targets, over the kept tokens where some are named, and the entropy of the plain softmax."""
+    logits_UV: Tensor,
+    rows_E: Tensor,
+    targets_E: Tensor,
+    temperature_E: Tensor,
+    kept_EK: Tensor,
+    *,
+    entropy_grad: bool,
+    likeliest: bool,
+) -> tuple[Tensor, ...]:
+    """Log-probs of the targets, over the kept tokens where some are named, and the entropy of the plain softmax; with
+    `likeliest`, also whether each target is the likeliest token."""
     plain = len(rows_E) == len(logits_UV) and bool((rows_E[1:] > rows_E[:-1]).all())
     logits_EV = logits_UV if plain else logits_UV[rows_E]
     if bool((temperature_E != 1.0).any()):
@@ -253,6 +269,8 @@ def _targets(
         # Where none is named, all are: their sum is 1. The inner `where` keeps the gradient of a row of −inf finite.
         some_EK = torch.where(named_E[:, None], some_EK, 0.0)
         logprobs_E = logprobs_E - torch.where(named_E, some_EK.logsumexp(-1), 0.0)
+    if likeliest:
+        return logprobs_E, entropy_E, logprobs_EV.detach().argmax(-1) == targets_E
     return logprobs_E, entropy_E
 
 

@@ -265,7 +265,7 @@ class TorchLearner:
         """The policy as a Hugging Face model directory."""
         self.policy.export(path)
 
-    def _score(self, batch: PackedBatch, *, entropy_grad: bool = False) -> Scores:
+    def _score(self, batch: PackedBatch, *, entropy_grad: bool = False, likeliest: bool = False) -> Scores:
         embedding: Any = self.policy.model.get_input_embeddings()
         vocabulary = len(embedding.weight)
         if (largest := int(batch.ids_N.max())) >= vocabulary:
@@ -274,9 +274,8 @@ class TorchLearner:
                 "their own must hold those of the policy in training."
             )
         self._choose_passes(batch)
-        return self._inside(
-            lambda: score(self.policy.model, batch, self.options, rows=self.rows, entropy_grad=entropy_grad)
-        )
+        more = {"rows": self.rows, "entropy_grad": entropy_grad, "likeliest": likeliest}
+        return self._inside(lambda: score(self.policy.model, batch, self.options, **more))
 
     def _inside(self, work: Callable[[], Scores]) -> Scores:
         """Everything that the policy's model computes is computed in here."""
@@ -319,7 +318,7 @@ class TorchLearner:
     def _loss(self, batch: PackedBatch, loss: LossConfig) -> tuple[Scores, Tensor, dict[str, float]]:
         reference_E = self._reference_logprobs(batch) if loss.needs_reference else None
         with self._replaying():
-            scores = self._score(batch, entropy_grad=loss.entropy_coef != 0)
+            scores = self._score(batch, entropy_grad=loss.entropy_coef != 0, likeliest=loss.token_accuracy)
         entries = Entries(
             logprobs_E=scores.logprobs_E,
             old_E=self._tensor(batch.old_logprobs_E),
@@ -331,6 +330,8 @@ class TorchLearner:
             reference_E=reference_E,
         )
         value, metrics = compute_loss(entries, loss)
+        if scores.likeliest_E is not None:
+            metrics["token_accuracy"] = scores.likeliest_E.float().mean().item()
         return scores, value, metrics
 
     def _replaying(self) -> AbstractContextManager[None]:

@@ -45,8 +45,13 @@ async def test_a_job_from_its_file_to_a_chat(serve: Serve, kind: str) -> None:
         assert [s["step"] for s in steps] == list(range(24, 0, -1))
         assert all({"train_loss", "valid_loss"} <= s.keys() for s in steps)
         assert steps[0]["full_valid_loss"] < steps[-1]["valid_loss"]
+        accuracies = ("train_mean_token_accuracy", "valid_mean_token_accuracy")
+        assert all((name in s) == (kind == "supervised") for s in steps for name in accuracies)
         kept = [c async for c in client.fine_tuning.jobs.checkpoints.list(job.id, limit=1)]
         assert [c.step_number for c in kept] == [24, 20, 16]
+        if kind == "supervised":
+            assert 0 <= steps[-1][accuracies[0]] < steps[0][accuracies[0]] <= 1
+            assert kept[0].metrics.full_valid_mean_token_accuracy == steps[0]["full_valid_mean_token_accuracy"]
         table = (await client.files.content(done.result_files[0])).text.splitlines()
         assert table[0].startswith("step,train_loss,valid_loss,full_valid_loss")
         assert len(table) == 25

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -62,3 +63,34 @@ def test_a_pass_makes_so_many_logits_at_once_and_keeps_none(
     assert pieces.largest == 4 * vocabulary
     # Logits, log-probs, probabilities, and a gradient or two of each, of one piece.
     assert pieces.most <= 8 * pieces.largest < whole.largest
+
+
+@pytest.mark.parametrize("entries", [4, 10_000])
+def test_how_often_a_target_is_the_likeliest_token(
+    policy: Policy, group_of_conversations: list[CreditedCall], entries: int
+) -> None:
+    """Whatever the temperature and in how many pieces; nothing else changes."""
+    batch = pack(group_of_conversations)
+    vocabulary = policy.model.config.vocab_size
+    learner = TorchLearner(policy, LearnerOptions(logits_at_once=entries * vocabulary))
+    with torch.no_grad():
+        likeliest_E = np.concatenate(
+            [
+                policy.model(torch.from_numpy(np.concatenate([call.prompt_ids, call.response_ids]).astype(int))[None])
+                .logits[0, len(call.prompt_ids) - 1 : -1]
+                .argmax(-1)
+                .numpy()
+                for call in (credited.call for credited in group_of_conversations)
+            ]
+        )
+    third_E = np.arange(len(likeliest_E)) % 3 == 0
+    targets_E = np.where(third_E, likeliest_E, batch.targets_E).astype(np.int32)
+    batch = msgspec.structs.replace(batch, targets_E=targets_E)
+    wanted = float((targets_E == likeliest_E).mean())
+    assert 0.3 < wanted < 0.5
+    plain = learner.evaluate(batch, LossConfig())
+    measured = learner.evaluate(batch, LossConfig(token_accuracy=True))
+    assert measured.metrics.pop("token_accuracy") == pytest.approx(wanted)
+    assert (plain.loss, plain.metrics) == (measured.loss, measured.metrics)
+    passed = learner.forward_backward(batch, LossConfig(token_accuracy=True))
+    assert passed.metrics["token_accuracy"] == pytest.approx(wanted)

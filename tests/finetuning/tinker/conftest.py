@@ -136,6 +136,13 @@ def training_client(service: Any, **given: Any) -> Any:
     return service.create_lora_training_client(**{"base_model": "calc", "rank": 8, "seed": 1, **given}).result()
 
 
+def rest(service: Any) -> Any:
+    """The client of what was saved, on the connections of another one; one of its own stays open for good."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return service.create_rest_client()
+
+
 def adapter_of(running: Running, path: str) -> Path:
     """The folder of the adapter that a path names."""
     return running.saved(path).adapter

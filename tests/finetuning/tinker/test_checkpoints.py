@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,9 @@ import safetensors.torch
 from agentlightning.finetuning.records import Records
 from agentlightning.finetuning.tinker.archive import Archive
 
-from .conftest import Running, Start, adapter_of, datum, ids, prompt, tinker, training_client, types
+from .conftest import Running, Start, adapter_of, datum, ids, prompt, rest, tinker, training_client, types
+
+pytestmark = pytest.mark.slow
 
 
 def step(client: Any, seed: int) -> float:
@@ -29,11 +29,6 @@ def step(client: Any, seed: int) -> float:
 def logprobs(client: Any, seed: int = 1) -> list[float]:
     output = client.forward([datum(ids(seed, 10))], "cross_entropy").result()
     return output.loss_fn_outputs[0]["logprobs"].to_numpy().tolist()
-
-
-@contextmanager
-def rest(running: Running, key: str = "tml-any") -> Iterator[Any]:
-    yield tinker.RestClient(base_url=running.url, api_key=key)
 
 
 def test_a_client_goes_on_from_a_checkpoint_as_if_nothing_had_been(service: Any) -> None:
@@ -86,53 +81,49 @@ def test_what_there_is_is_listed_by_pages(running: Running, service: Any) -> Non
     for i in range(3):
         client.save_state(f"s{i}", ttl_seconds=7200 if i else None).result()
     client.save_weights_for_sampler("t").result()
-    with rest(running) as api:
-        run = api.get_training_run(client.model_id).result()
-        assert (run.base_model, run.lora_rank, run.user_metadata) == ("calc", 8, {"who": "me"})
-        assert run.last_checkpoint.checkpoint_id == "weights/s2"
-        assert run.last_sampler_checkpoint.tinker_path.endswith("/sampler_weights/t")
-        mine = api.list_checkpoints(client.model_id).result().checkpoints
-        assert [one.checkpoint_id for one in mine] == ["sampler_weights/t", "weights/s2", "weights/s1", "weights/s0"]
-        assert mine[-1].expires_at is None
-        assert mine[1].expires_at is not None
-        assert all(one.size_bytes for one in mine)
-        page = api.list_user_checkpoints(limit=2, offset=1).result()
-        assert [one.checkpoint_id for one in page.checkpoints] == ["weights/s2", "weights/s1"]
-        assert page.cursor.total_count >= 4
-        assert client.model_id in [
-            one.training_run_id for one in api.list_training_runs(limit=5).result().training_runs
-        ]
-        info = api.get_weights_info_by_tinker_path(mine[-1].tinker_path).result()
-        assert (info.base_model, info.lora_rank, info.train_mlp, info.train_unembed) == ("calc", 8, True, True)
-        session = client.model_id.partition(":")[0]
-        assert client.model_id in api.get_session(session).result().training_run_ids
-        assert session in api.list_sessions().result().sessions
-        with pytest.warns(tinker.ExperimentalWarning):
-            found = api.search_sessions(types.SessionSearchRequest(session_id=session)).result()
-        assert session in [one.session_id for one in found.sessions]
+    api = rest(service)
+    run = api.get_training_run(client.model_id).result()
+    assert (run.base_model, run.lora_rank, run.user_metadata) == ("calc", 8, {"who": "me"})
+    assert run.last_checkpoint.checkpoint_id == "weights/s2"
+    assert run.last_sampler_checkpoint.tinker_path.endswith("/sampler_weights/t")
+    mine = api.list_checkpoints(client.model_id).result().checkpoints
+    assert [one.checkpoint_id for one in mine] == ["sampler_weights/t", "weights/s2", "weights/s1", "weights/s0"]
+    assert mine[-1].expires_at is None
+    assert mine[1].expires_at is not None
+    assert all(one.size_bytes for one in mine)
+    page = api.list_user_checkpoints(limit=2, offset=1).result()
+    assert [one.checkpoint_id for one in page.checkpoints] == ["weights/s2", "weights/s1"]
+    assert page.cursor.total_count >= 4
+    assert client.model_id in [one.training_run_id for one in api.list_training_runs(limit=5).result().training_runs]
+    info = api.get_weights_info_by_tinker_path(mine[-1].tinker_path).result()
+    assert (info.base_model, info.lora_rank, info.train_mlp, info.train_unembed) == ("calc", 8, True, True)
+    session = client.model_id.partition(":")[0]
+    assert client.model_id in api.get_session(session).result().training_run_ids
+    assert session in api.list_sessions().result().sessions
+    with pytest.warns(tinker.ExperimentalWarning):
+        found = api.search_sessions(types.SessionSearchRequest(session_id=session)).result()
+    assert session in [one.session_id for one in found.sessions]
+    api.delete_checkpoint(client.model_id, "weights/s1").result()
+    assert "weights/s1" not in [one.checkpoint_id for one in api.list_checkpoints(client.model_id).result().checkpoints]
+    with pytest.raises(Exception, match="no checkpoint"):
         api.delete_checkpoint(client.model_id, "weights/s1").result()
-        assert "weights/s1" not in [
-            one.checkpoint_id for one in api.list_checkpoints(client.model_id).result().checkpoints
-        ]
-        with pytest.raises(Exception, match="no checkpoint"):
-            api.delete_checkpoint(client.model_id, "weights/s1").result()
 
 
 def test_a_lifetime_ends(running: Running, service: Any) -> None:
     client = training_client(service)
     path = client.save_state("brief", ttl_seconds=3600).result().path
     folder = adapter_of(running, path)
-    with rest(running) as api:
-        api.set_checkpoint_ttl_from_tinker_path(path, 7200).result()
+    api = rest(service)
+    api.set_checkpoint_ttl_from_tinker_path(path, 7200).result()
 
-        async def age() -> None:
-            archive = running.service.archive
-            archive.change(archive.find("admin", path).row, expires_at=time.time() - 1)
+    async def age() -> None:
+        archive = running.service.archive
+        archive.change(archive.find("admin", path).row, expires_at=time.time() - 1)
 
-        running.run(age())
-        with pytest.raises(Exception, match="no checkpoint"):
-            service.create_training_client_from_state(path).result()
-        assert path not in [one.tinker_path for one in api.list_user_checkpoints().result().checkpoints]
+    running.run(age())
+    with pytest.raises(Exception, match="no checkpoint"):
+        service.create_training_client_from_state(path).result()
+    assert path not in [one.tinker_path for one in api.list_user_checkpoints().result().checkpoints]
     assert not folder.exists(), "it was swept"
 
 
@@ -140,8 +131,8 @@ def test_files_are_fetched_by_urls_that_need_no_key(running: Running, service: A
     client = training_client(service)
     step(client, 0)
     path = client.save_weights_external("out").result().path
-    with rest(running) as api:
-        found = api.get_external_weights_urls(path).result()
+    api = rest(service)
+    found = api.get_external_weights_urls(path).result()
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= set(found.urls)
     fetched = httpx.get(found.urls["adapter_model.safetensors"]).content
     assert fetched == (adapter_of(running, path) / "adapter_model.safetensors").read_bytes()
@@ -157,7 +148,6 @@ def test_files_are_fetched_by_urls_that_need_no_key(running: Running, service: A
         assert httpx.get(wrong).status_code == 404, wrong
 
 
-@pytest.mark.slow
 def test_saved_weights_answer_chats(running: Running, service: Any) -> None:
     """By their path as a model's name, at the server's other API; newer weights of this path from then on."""
     client = training_client(service)
@@ -188,7 +178,6 @@ def test_weights_are_copied_to_another_session(running: Running, service: Any) -
         assert logprobs(copied) == logprobs(client)
 
 
-@pytest.mark.slow
 def test_a_server_that_is_started_again_has_what_was_saved(start: Start, tmp_path: Path) -> None:
     """Clients of before are told to begin from the last saved state."""
     server = start()
@@ -211,7 +200,6 @@ def test_a_server_that_is_started_again_has_what_was_saved(start: Start, tmp_pat
             np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-@pytest.mark.slow
 def test_a_model_process_that_dies_takes_its_clients_with_it_and_nothing_else(start: Start) -> None:
     server = start()
     with server.client() as service:

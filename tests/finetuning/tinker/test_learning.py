@@ -19,6 +19,7 @@ from agentlightning.models import resolve_model
 from .conftest import Running, adapter_of, datum, ids, training_client, types
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
 ]

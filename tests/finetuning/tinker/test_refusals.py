@@ -16,7 +16,7 @@ from agentlightning.finetuning.tinker.proto import ForwardBackwardRequest
 from agentlightning.finetuning.tinker.routes import PREFIX, ROUTES
 from agentlightning.finetuning.tinker.service import SequenceTurns
 
-from .conftest import Running, Start, datum, ids, prompt, tinker, training_client, types
+from .conftest import Running, Start, datum, ids, prompt, rest, tinker, training_client, types
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 
@@ -62,12 +62,14 @@ CASES: dict[str, tuple[str, list[Any], str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_data_that_cannot_be_learned_from(service: Any, case: str) -> None:
     words, given, loss, config = CASES[case]
     refused(training_client(service), words, given, loss, config)
 
 
+@pytest.mark.slow
 def test_settings_that_are_not_here(service: Any) -> None:
     with pytest.raises(Exception, match=r"no base model 'nowhere' here\. There are: calc, org/other"):
         training_client(service, base_model="nowhere")
@@ -93,6 +95,7 @@ def test_settings_that_are_not_here(service: Any) -> None:
         sampler.sample(prompt(ids(1, 600)), num_samples=1, sampling_params=types.SamplingParams(max_tokens=1)).result()
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_leaves_the_weights(service: Any) -> None:
     client = training_client(service)
     huge = [datum(ids(1, 5), logprobs=np.full(4, -3e38), advantages=np.full(4, 1.0))]
@@ -107,6 +110,7 @@ def post(running: Running, path: str, body: Any, key: str = "tml-any", **headers
     return httpx.post(f"{running.url}{PREFIX}{path}", content=content, headers=given, timeout=30)
 
 
+@pytest.mark.slow
 def test_a_field_that_would_have_no_effect_is_named(running: Running, service: Any) -> None:
     """Unless it says nothing, as a newer client's null does."""
     session = training_client(service).model_id.partition(":")[0]
@@ -151,6 +155,7 @@ def test_no_body_is_a_fault_of_ours(running: Running, route: Any, body: bytes) -
         assert answer.status_code < 400 or answer.json()["detail"]
 
 
+@pytest.mark.slow
 def test_no_tensor_is_a_fault_of_ours(running: Running, service: Any) -> None:
     """Shapes, types and sizes that contradict each other."""
     client = training_client(service)
@@ -201,6 +206,7 @@ def test_no_tensor_is_a_fault_of_ours(running: Running, service: Any) -> None:
 # ---- keys ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_key_sees_its_own_alone(start: Start) -> None:
     """Sessions, clients, promises, runs and checkpoints; what is published is read by others, and not changed."""
     server = start(admin_key="the-admin-key")
@@ -240,7 +246,7 @@ def test_a_key_sees_its_own_alone(start: Start) -> None:
             answer = post(server, route, body, key=key)
             assert answer.status_code == 404, (route, answer.text)
         assert post(server, "/retrieve_future", {"request_id": f"{client.model_id}:1"}, key=key).status_code == 410
-        api = tinker.RestClient(base_url=server.url, api_key=key)
+        api, owners = rest(second), rest(first)
         assert api.list_user_checkpoints().result().checkpoints == []
         for call in (api.get_training_run(client.model_id), api.list_checkpoints(client.model_id)):
             with pytest.raises(Exception, match="no training run"):
@@ -251,9 +257,7 @@ def test_a_key_sees_its_own_alone(start: Start) -> None:
         ):
             with pytest.raises(Exception, match="no checkpoint"):
                 call.result()
-        tinker.RestClient(base_url=server.url, api_key=f"tml-{made[0]}").publish_checkpoint_from_tinker_path(
-            path
-        ).result()
+        owners.publish_checkpoint_from_tinker_path(path).result()
         copy = second.create_training_client_from_state(path).result()
         assert copy.model_id != client.model_id
         with pytest.raises(Exception, match="no checkpoint"):
@@ -288,6 +292,7 @@ def test_promises_of_one_key_have_an_end(running: Running, monkeypatch: pytest.M
     assert "fetch some" in words[0]
 
 
+@pytest.mark.slow
 def test_sessions_and_clients_have_an_end(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentlightning.finetuning.tinker.service.MOST_SESSIONS", 0)
     assert post(running, "/create_session", {"tags": []}).status_code == 429
@@ -301,6 +306,7 @@ def test_sessions_and_clients_have_an_end(running: Running, monkeypatch: pytest.
         training_client(service)
 
 
+@pytest.mark.slow
 def test_a_session_that_ends_gives_its_memory_back(running: Running) -> None:
     with running.client() as service:
         client = training_client(service)

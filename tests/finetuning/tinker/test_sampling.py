@@ -10,6 +10,8 @@ import pytest
 
 from .conftest import Running, datum, ids, prompt, training_client, types
 
+pytestmark = pytest.mark.slow
+
 
 def taught(service: Any, **given: Any) -> Any:
     """A training client whose adapter changes what is sampled."""
