@@ -114,7 +114,7 @@ BY_THEMSELVES = {"tinker": ["tinker-cookbook==0.6.1"]}
 """What is installed without what it asks for: the cookbook wants a newer tml-renderers than there is for Python 3.11,
 and needs it for audio only."""
 AGENTS = {
-    "tinker": "tinker",
+    "tinker": "tinker or finetuning_node",
     "newest": "client_types or gemini_types",
     "agentscope1": "werewolf",
     "litellm": "litellm or adk or genai or gemini_types",
@@ -253,7 +253,7 @@ def main() -> None:
     parser.add_argument("--tests", metavar="EXPRESSION", help="only the tests that pytest's -k chooses by it")
     options = parser.parse_args()
     names = [options.only] if options.only else list(ENVIRONMENTS)
-    if any(name not in AGENTS for name in names):  # there everything runs, programs in Node, too
+    if any(name not in AGENTS or "node" in AGENTS[name] for name in names):  # programs in Node run there
         build_node()
     with tempfile.TemporaryDirectory() as folder:
         report: Path = options.report or Path(folder)

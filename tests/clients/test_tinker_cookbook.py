@@ -53,9 +53,9 @@ async def test_supervised_loop_and_its_resuming(server: TrainingServer, tmp_path
     first = await run(server, "sl_loop", log, *options, "max_steps=2")
     (log / "checkpoints.jsonl").write_text((log / "checkpoints.jsonl").read_text().splitlines()[0] + "\n")
     steps = await run(server, "sl_loop", log, *options, "max_steps=4")
-    assert [one["step"] for one in first] == [0, 1]
-    assert [one["step"] for one in steps][-3:] == [1, 2, 3], "it went on from the checkpoint before step 1"
-    again = next(one for one in steps[2:] if one["step"] == 1)
+    assert [one["step"] for one in first] == [1, 2]
+    assert [one["step"] for one in steps][-3:] == [2, 3, 4], "it went on from the checkpoint before step 2"
+    again = next(one for one in steps[2:] if one["step"] == 2)
     assert again["train_mean_nll"] == pytest.approx(first[1]["train_mean_nll"], rel=1e-5)
     assert steps[-1]["train_mean_nll"] < first[0]["train_mean_nll"] - 1
     assert {one["name"] for one in server.records.rows("SELECT name FROM tinker_checkpoints")} >= {"000001", "final"}
