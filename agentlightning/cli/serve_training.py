@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from agentlightning.cli.agents import find_agent
 from agentlightning.cli.commands.serve import ServeOptions
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.console import Console
@@ -15,7 +17,7 @@ from agentlightning.errors import ConfigError, missing_extra
 from agentlightning.files import make_folder, open_private
 from agentlightning.guard import is_local_name
 from agentlightning.keys import new_key
-from agentlightning.trainer.example import load_agent
+from agentlightning.litagent import Program
 from agentlightning.trainer.sync import run_sync
 
 console = Console(highlight=False, soft_wrap=True)
@@ -28,10 +30,13 @@ def run_training_server(options: ServeOptions) -> None:
     """Serve until Ctrl-C."""
     folder = options.training
     if folder is None:
-        raise ConfigError("--base-models, --agent and --no-key are for jobs: give --training FOLDER with them.")
+        raise ConfigError(
+            "--base-models, --agent, --quota and --no-key are for jobs: give --training FOLDER with them."
+        )
     _refuse_without_effect(options)
     try:
         from agentlightning.finetuning.app import ServerSettings, TrainingServer
+        from agentlightning.finetuning.jobs import Quotas
         from agentlightning.finetuning.models import read_bases
         from agentlightning.finetuning.recipe import check
     except ModuleNotFoundError as error:
@@ -48,6 +53,7 @@ def run_training_server(options: ServeOptions) -> None:
         allow_hosts=options.allow_host,
         max_context=options.max_context,
         agents=dict(_agent(one) for one in options.agent),
+        quotas=Quotas(**_quotas(options.quota)),
     )
     shown = None if key == options.api_key else key
     run_sync(_serve(TrainingServer(folder, bases, settings), list(bases), shown))
@@ -84,13 +90,27 @@ def admin_key_of(folder: Path, given: str | None, host: str, *, open_to_all: boo
 
 
 def _agent(given: str) -> tuple[str, str]:
-    """The name and the place of an agent, which is loaded once to see that it is there."""
+    """The name and the place of an agent, which is looked for once to see that it is there."""
     name, _, reference = given.partition("=")
     if not name or not reference:
-        raise ConfigError(f"--agent is {given!r}; give NAME=path/to/file.py:agent.")
-    load_agent(reference)
+        raise ConfigError(f"--agent is {given!r}; give NAME=path/to/file.py:agent, or NAME=COMMAND.")
+    if isinstance(find_agent(reference), Program):
+        return name, reference
     file, _, attribute = reference.rpartition(":")
     return name, f"{Path(file).expanduser().resolve()}:{attribute}"
+
+
+def _quotas(given: Sequence[str]) -> Mapping[str, int]:
+    """NAME=VALUE of what each key may have."""
+    from agentlightning.finetuning.jobs import Quotas
+
+    known, found = {one.name for one in fields(Quotas)}, dict[str, int]()
+    for text in given:
+        name, _, value = text.partition("=")
+        if name not in known or not value.isdecimal() or not int(value):
+            raise ConfigError(f"--quota is {text!r}; give NAME=NUMBER, where NAME is {' or '.join(sorted(known))}.")
+        found[name] = int(value)
+    return found
 
 
 async def _serve(server: Any, bases: Sequence[str], key: str | None) -> None:

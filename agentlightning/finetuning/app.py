@@ -64,7 +64,7 @@ class ServerSettings:
     max_context: int = 4096
     quotas: Quotas = field(default_factory=Quotas)
     agents: Mapping[str, str] = field(default_factory=dict)
-    """Agents that jobs may train, by name: `file.py:agent`."""
+    """Agents that jobs may train, by name: `file.py:agent`, or a command."""
     command: Sequence[str] = TRAINING
     """What trains the job in the folder that is its last argument."""
 

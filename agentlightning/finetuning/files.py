@@ -7,7 +7,8 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,8 @@ class Blobs:
     def __init__(self, folder: Path) -> None:
         make_folder(folder)
         self._folder = folder
+        self.arriving: Counter[str] = Counter()
+        """Bytes of each key that are on their way in."""
 
     def sweep(self, known: Collection[str]) -> None:
         """Remove what a server that was killed had kept and not yet named."""
@@ -54,15 +57,19 @@ class Blobs:
         return self._folder / sha256
 
     @contextmanager
-    def writing(self) -> Iterator[IncomingBytes]:
-        """Bytes that come in pieces; they are kept where `Incoming.keep` was called."""
+    def writing(self, owner: str = "", check: Callable[[], None] | None = None) -> Iterator[IncomingBytes]:
+        """Bytes of a key that come in pieces; they are kept where `IncomingBytes.keep` was called. `check` is called
+        for each piece, which counts among those on their way in, and raises where there is no room for it."""
         work = self._folder / f".incoming-{secrets.token_hex(8)}"
         with open_private(work, "xb") as file:
-            incoming = IncomingBytes(self, work, file)
+            incoming = IncomingBytes(self, work, file, owner, check)
             try:
                 yield incoming
             finally:
                 work.unlink(missing_ok=True)
+                self.arriving[owner] -= incoming.size
+                if not self.arriving[owner]:
+                    del self.arriving[owner]
 
     def write(self, data: bytes) -> Content:
         with self.writing() as incoming:
@@ -92,15 +99,21 @@ class Blobs:
 class IncomingBytes:
     """Bytes on their way in."""
 
-    def __init__(self, blobs: Blobs, work: Path, file: Any) -> None:
+    def __init__(
+        self, blobs: Blobs, work: Path, file: Any, owner: str = "", check: Callable[[], None] | None = None
+    ) -> None:
         self._blobs, self._work, self._file = blobs, work, file
+        self._owner, self._check = owner, check
         self._hash = hashlib.sha256()
         self.size = 0
 
     def write(self, data: bytes) -> None:
+        self.size += len(data)
+        self._blobs.arriving[self._owner] += len(data)
+        if self._check is not None:
+            self._check()
         self._file.write(data)
         self._hash.update(data)
-        self.size += len(data)
 
     def sync(self) -> None:
         """Wait until they are on the disk, which may take seconds."""
@@ -264,12 +277,13 @@ class Files:
             self.release(part["sha256"])
 
     def stored_bytes(self, owner: str) -> int:
+        """Of a key's files, of the parts of its uploads, and of what is on its way in."""
         sums = "SELECT coalesce(sum(bytes), 0) AS n FROM"
         of_files = self._records.row(f"{sums} files WHERE owner = ?", owner)
         of_parts = self._records.row(
             f"{sums} parts WHERE upload IN (SELECT id FROM uploads WHERE owner = ? AND status = 'pending')", owner
         )
-        return sum(row["n"] for row in (of_files, of_parts) if row)
+        return sum(row["n"] for row in (of_files, of_parts) if row) + self._blobs.arriving[owner]
 
 
 def lifetime_of(fields: Mapping[str, Any]) -> int | None:

@@ -61,7 +61,7 @@ class Jobs:
         self.base_of = base_of
         self._quotas = quotas
         self.agents = agents
-        """Where the agents are that jobs may train, by name: `file.py:agent`."""
+        """The agents that jobs may train, by name: `file.py:agent`, or a command."""
 
     def folder(self, job: str) -> Path:
         return self._folder / job

@@ -104,16 +104,15 @@ def _check_stored(call: ApiCall, more: int) -> None:
 async def create_file(call: ApiCall) -> Any:
     server = call.server
     _check_stored(call, 0)
-    with server.blobs.writing() as incoming:
+    with server.blobs.writing(call.owner, lambda: _check_stored(call, 0)) as incoming:
         form = Form(call.request.headers.get("content-type", ""), incoming, server.quotas.file_bytes)
         await form.read(call.request.stream())
         _check_form(form, "file")
         check_purpose(form.fields.get("purpose"))
         lifetime = lifetime_of(form.fields)
-        _check_stored(call, incoming.size)
         await asyncio.to_thread(incoming.sync)
-        content = incoming.keep()
-    return files.seen(server.files.add(call.owner, content, form.filename or "file", form.fields["purpose"], lifetime))
+        name, purpose = form.filename or "file", form.fields["purpose"]
+        return files.seen(server.files.add(call.owner, incoming.keep(), name, purpose, lifetime))
 
 
 def _check_form(form: Form, field: str) -> None:
@@ -189,14 +188,13 @@ async def add_part(call: ApiCall) -> Any:
     server, upload = call.server, _upload(call)
     declared = msgspec.json.decode(upload["body"])["bytes"]
     sent = server.records.row("SELECT coalesce(sum(bytes), 0) AS n FROM parts WHERE upload = ?", call.id) or {"n": 0}
-    with server.blobs.writing() as incoming:
+    with server.blobs.writing(call.owner, lambda: _check_stored(call, 0)) as incoming:
         form = Form(call.request.headers.get("content-type", ""), incoming, declared - sent["n"])
         await form.read(call.request.stream())
         _check_form(form, "data")
         await asyncio.to_thread(incoming.sync)
-        content = incoming.keep()
-    now, key = int(time.time()), new_id("part_")
-    server.records.add("parts", id=key, upload=call.id, sha256=content.sha256, bytes=content.size, created_at=now)
+        content, now, key = incoming.keep(), int(time.time()), new_id("part_")
+        server.records.add("parts", id=key, upload=call.id, sha256=content.sha256, bytes=content.size, created_at=now)
     return {"id": key, "created_at": now, "upload_id": call.id, "object": "upload.part"}
 
 

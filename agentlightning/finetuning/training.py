@@ -36,7 +36,7 @@ from agentlightning.finetuning.recipe import BaseModel, algorithm
 from agentlightning.finetuning.requests import Integration, Method
 from agentlightning.finetuning.validation_loss import TokenAccuracy, ValidationLoss
 from agentlightning.gateway import Provider
-from agentlightning.litagent import LitAgent
+from agentlightning.litagent import LitAgent, Program
 from agentlightning.metrics import SilentConsole, Sink
 from agentlightning.metrics.jsonl import METRICS_FILE
 from agentlightning.metrics.trackers import WandbSink
@@ -62,7 +62,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     validation_file: str | None
     integrations: list[Integration]
     agent: str | None = None
-    """Where the agent is that is trained: `file.py:agent`."""
+    """The agent that is trained: `file.py:agent`, or a command."""
 
 
 class OutcomeFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,11 +154,17 @@ def _models(job: JobFile) -> dict[str, Provider]:
 
 def _agent(job: JobFile) -> LitAgent[Any]:
     if job.agent is not None:
-        return load_agent(job.agent)
+        return agent_of(job.agent)
     method = job.method.reinforcement
     assert method is not None
     assert method.grader is not None
     return GradedCompletion(method.grader, response_format=method.response_format)
+
+
+def agent_of(reference: str) -> LitAgent[Any]:
+    """What `file.py:agent` names, or the program that a command starts. Raises ConfigError."""
+    file, _, name = reference.rpartition(":")
+    return load_agent(reference) if file.endswith(".py") and name.isidentifier() else Program(reference)
 
 
 def _with_validation(settings: TrainingSettings, kind: str, val: Lines | None) -> TrainingSettings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,32 @@ async def test_a_file_may_be_so_large_and_all_of_a_keys_together(serve: Serve) -
         with pytest.raises(openai.RateLimitError):
             await upload(client, b"y" * 600)
         assert len(list(server.blobs.path("x").parent.iterdir())) == 1
+
+
+async def test_files_that_come_at_the_same_time_count_together(serve: Serve) -> None:
+    """What is on its way in is counted, so that two of which each would fit do not both come in."""
+    async with serve(quotas=Quotas(file_bytes=1 << 20, stored_bytes=3 << 18)) as (server, _):
+        half, both = b"x" * (1 << 18), asyncio.Event()
+
+        async def content(number: int) -> AsyncIterator[bytes]:
+            head = 'Content-Disposition: form-data; name="file"; filename="f"'
+            purpose = 'Content-Disposition: form-data; name="purpose"'
+            yield f"--b\r\n{purpose}\r\n\r\nfine-tune\r\n--b\r\n{head}\r\n\r\n".encode()
+            yield half
+            if number:
+                both.set()
+            await both.wait()
+            await asyncio.sleep(0.05)
+            yield half
+            yield b"\r\n--b--\r\n"
+
+        async with httpx.AsyncClient(base_url=server.endpoint, timeout=30) as client:
+            headers = {"content-type": "multipart/form-data; boundary=b", "authorization": "Bearer any"}
+            sent = [client.post("/files", content=content(number), headers=headers) for number in range(2)]
+            answers = await asyncio.gather(*sent)
+        assert sorted(answer.status_code for answer in answers) == [200, 429]
+        assert not server.blobs.arriving
+        assert server.files.stored_bytes("admin") == 1 << 19
 
 
 @pytest.mark.parametrize(

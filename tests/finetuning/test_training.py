@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import openai
 import pytest
 
 from agentlightning.finetuning.queue import TRAINING
+from scripts.tuning_curves import curves
 
 from .conftest import Serve, chats, events, pairs, until, upload
 from .graders.test_agent import SOURCE, calls_of
@@ -87,6 +89,15 @@ async def test_a_reinforcement_job_with_a_python_grader(serve: Serve) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
+async def test_a_reinforcement_job_rises() -> None:
+    """The curve of the page, for one of its seeds."""
+    (points,) = (await curves(1)).values()
+    assert points[0][0] == 0
+    assert points[-1][1] > max(points[0][1] + 0.3, 0.85), points
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_a_grader_asks_a_model_of_this_server_as_the_jobs_owner(serve: Serve) -> None:
     judge: Any = {
@@ -126,6 +137,33 @@ async def test_a_job_trains_an_agent(serve: Serve) -> None:
         assert done.status == "succeeded", done.error
         steps: list[Any] = [e.data for e in await events(client, job.id) if e.type == "metrics"]
         assert [s["step"] for s in steps] == [0, 1, 2]
+
+
+PROGRAM = """
+import json, os, sys, urllib.request
+task = json.load(sys.stdin)
+body = {"model": "x", "messages": [{"role": "user", "content": task["question"]}], "max_tokens": 8}
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+answer = json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)))
+print(1.0 / (1 + len(answer["choices"][0]["message"]["content"] or "")))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_job_trains_a_program(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    async with serve(command=TRAINING, agents={"own": f"{sys.executable} {tmp_path}/program.py"}) as (_, client):
+        file = await upload(client, [{"question": f"How much is {n} and 3?"} for n in range(4)])
+        method = {"type": "reinforcement", "reinforcement": {"agent": "own", "hyperparameters": {"batch_size": 4}}}
+        job = await client.fine_tuning.jobs.create(
+            model="calc", training_file=file, validation_file=file, extra_body={"method": method}
+        )
+        done = await until(client, job.id, seconds=TIMEOUT)
+        assert done.status == "succeeded", done.error
+        steps: list[Any] = [e.data for e in await events(client, job.id) if e.type == "metrics"]
+        assert 0 < steps[-1]["train_mean_reward"] < 1
 
 
 @pytest.mark.slow

@@ -49,8 +49,15 @@ class ServeOptions(Command):
     agent: Annotated[
         list[str],
         Option(
-            help="With --training: NAME=FILE.py:AGENT, an agent that reinforcement jobs may train by this name; may be "
-            "given many times."
+            help="With --training: NAME=FILE.py:AGENT or NAME=COMMAND, an agent that reinforcement jobs may train by "
+            "this name; may be given many times."
+        ),
+    ] = field(default_factory=list)
+    quota: Annotated[
+        list[str],
+        Option(
+            help="With --training: NAME=NUMBER of what each key may have: file_bytes of one file, stored_bytes of all, "
+            "open_jobs; may be given many times."
         ),
     ] = field(default_factory=list)
     host: Annotated[str, Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1"
@@ -69,7 +76,7 @@ class ServeOptions(Command):
 
     @property
     def work(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        trains = self.training is not None or self.base_models is not None or self.agent or self.no_key
+        trains = self.training is not None or self.base_models is not None or self.agent or self.quota or self.no_key
         return "agentlightning.cli." + ("serve_training:run_training_server" if trains else "serve:run_server")
 
 
