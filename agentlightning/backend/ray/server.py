@@ -20,8 +20,9 @@ from agentlightning.errors import AgentLightningError, BackendDied, EngineError,
 
 logger = logging.getLogger(__name__)
 
-_SECONDS_TO_NAME = 3.0
-"""A dead process is known to be dead a bit after its connections are gone."""
+_SECONDS_TO_NAME = 20.0
+"""A dead process is known to be dead after its connections are gone: a bit on a quiet machine, seconds on a busy one.
+Where the first rank died by itself nobody waits so long, as the others end with it."""
 
 
 @dataclass(frozen=True, slots=True)
