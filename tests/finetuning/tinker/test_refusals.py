@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from agentlightning.finetuning.tinker import bodies
+from agentlightning.finetuning.tinker.data import read_request
 from agentlightning.finetuning.tinker.proto import ForwardBackwardRequest
 from agentlightning.finetuning.tinker.routes import PREFIX, ROUTES
 from agentlightning.finetuning.tinker.service import SequenceTurns
+from agentlightning.gateway.exchange import Refusal
 
 from .conftest import Running, Start, datum, ids, prompt, rest, tinker, training_client, types
 
@@ -397,3 +399,46 @@ def test_json_bodies_are_read_strictly() -> None:
             b'{"prompt": {"chunks": []}, "sampling_params": {"best_of": 3}}',
             bodies.SamplesRequest,
         )
+
+
+def whole_message() -> bytes:
+    message = ForwardBackwardRequest(model_id="m", seq_id=1, loss_fn="ppo")
+    message.loss_fn_config_v2["clip_low_threshold"].number = 0.9
+    for seed in range(3):
+        one, tokens = message.data.add(), ids(seed, 6).astype(np.int32)
+        one.model_input.add().encoded_text.tokens = tokens.tobytes()
+        arrays = {
+            "target_tokens": tokens.astype(np.int64),
+            "logprobs": np.full(6, -1, np.float32),
+            "advantages": np.ones(6, np.float32),
+        }
+        for name, array in arrays.items():
+            tensor = one.loss_fn_inputs[name]
+            tensor.dtype, tensor.dense = (2 if array.dtype == np.int64 else 1), array.tobytes()
+            tensor.shape.extend([6])
+    return message.SerializeToString()
+
+
+def test_damaged_messages_are_refused_or_mean_something() -> None:
+    """Bytes changed, taken out, put in and repeated: what is read can be packed, and all else is a refusal."""
+    rng, whole = np.random.default_rng(0), whole_message()
+    assert len(read_request(whole).data) == 3
+    read = 0
+    for _ in range(3000):
+        damaged = bytearray(whole)
+        for _ in range(rng.integers(1, 4)):
+            at, kind = int(rng.integers(len(damaged))), rng.integers(4)
+            if kind == 0:
+                damaged[at] = int(rng.integers(256))
+            elif kind == 1:
+                del damaged[at : at + int(rng.integers(1, 9))]
+            elif kind == 2:
+                damaged[at:at] = rng.bytes(int(rng.integers(1, 9)))
+            else:
+                damaged += damaged[at : at + 40]
+        try:
+            passes = read_request(bytes(damaged)).passes()
+        except Refusal:
+            continue
+        read += len(passes)
+    assert read > 100
