@@ -228,13 +228,13 @@ class Jobs:
             {
                 "id": f"ftckpt_{hashlib.sha256(f'{job}/{step}'.encode()).hexdigest()[:24]}",
                 "object": "fine_tuning.job.checkpoint",
-                "created_at": written_at(path),
+                "created_at": at,
                 "fine_tuned_model_checkpoint": name_of(row, step),
                 "fine_tuning_job_id": job,
                 "step_number": step,
                 "metrics": {k: v for k, v in rows.get(step, {}).items() if k not in ("time", "seconds_left")},
             }
-            for step, path in sorted(kept.items(), reverse=True)
+            for step, at in sorted(written_at(kept).items(), reverse=True)
         ]
         return _behind(found, query)
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +130,18 @@ def checkpoints_of(folder: Path) -> dict[int, Path]:
 
 def checkpoint_events(folder: Path) -> list[JobEvent]:
     return [
-        JobEvent(name=f"checkpoint/{step}", message=f"Checkpoint created at step {step}", created_at=written_at(path))
-        for step, path in checkpoints_of(folder).items()
+        JobEvent(name=f"checkpoint/{step}", message=f"Checkpoint created at step {step}", created_at=at)
+        for step, at in written_at(checkpoints_of(folder)).items()
     ]
 
 
-def written_at(checkpoint: Path) -> int:
-    return int((checkpoint / CHECKPOINT_FILE).stat().st_mtime)
+def written_at(checkpoints: Mapping[int, Path]) -> dict[int, int]:
+    """When each checkpoint was written, but for those that the job's process has removed since they were found."""
+    found: dict[int, int] = {}
+    for step, path in checkpoints.items():
+        with suppress(FileNotFoundError):
+            found[step] = int((path / CHECKPOINT_FILE).stat().st_mtime)
+    return found
 
 
 def checkpoint_of(folder: Path, step: int | None) -> Path | None:

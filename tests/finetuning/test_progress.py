@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.finetuning.graders.measures import measures_of
-from agentlightning.finetuning.progress import metrics_of
+from agentlightning.finetuning.progress import metrics_of, written_at
 
 
 def test_the_rewards_of_graders_are_in_the_scores(tmp_path: Path) -> None:
@@ -36,3 +36,10 @@ def test_what_graders_did_is_under_the_names_of_the_api(tmp_path: Path) -> None:
     assert row["timing"]["graders"] == [{"name": n, "train_execution_latency_mean": s} for n, s in times]
     tokens = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
     assert row["model_graders_token_usage"] == {"judge": tokens}
+
+
+def test_a_checkpoint_that_is_removed_meanwhile_is_no_fault(tmp_path: Path) -> None:
+    """The job's process keeps the last ones only, and removes others while the server looks at them."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "checkpoint.json").write_text("{}")
+    assert list(written_at({1: tmp_path / "removed", 2: tmp_path / "kept"})) == [2]
