@@ -142,7 +142,8 @@ async def test_a_job_trains_an_agent(serve: Serve) -> None:
 PROGRAM = """
 import json, os, sys, urllib.request
 task = json.load(sys.stdin)
-body = {"model": "x", "messages": [{"role": "user", "content": task["question"]}], "max_tokens": 8}
+model = os.environ["OPENAI_MODEL"]
+body = {"model": model, "messages": [{"role": "user", "content": task["question"]}], "max_tokens": 8}
 headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
 url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
 answer = json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)))
