@@ -79,6 +79,11 @@ class Archive:
         self, owner: str, run: str, session: str, base: str, rank: int, parts: list[str], metadata: Any
     ) -> None:
         now = time.time()
+        known = self._records.row("SELECT base FROM tinker_runs WHERE id = ?", run)
+        if known is not None and known["base"] != base:
+            raise Refusal(f"The run '{run}' is of {known['base']}, not of {base}.", param="model_seq_id")
+        if known is not None:  # other weights were loaded into it
+            self._records.change("tinker_runs", run, rank=rank, parts=" ".join(parts))
         self._records.add(
             "tinker_runs",
             id=run,

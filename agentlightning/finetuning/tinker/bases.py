@@ -23,7 +23,7 @@ from agentlightning.backend.embedded.backend import settings_of
 from agentlightning.backend.embedded.client import ModelProcess
 from agentlightning.backend.embedded.handle import PolicyHandle
 from agentlightning.engine.base import EngineInfo
-from agentlightning.errors import AgentLightningError, EngineError
+from agentlightning.errors import AgentLightningError, ConfigError, EngineError
 from agentlightning.finetuning.recipe import BaseModel
 from agentlightning.gateway.exchange import Refusal
 
@@ -187,6 +187,12 @@ class Bases:
 
     async def _load(self, base: BaseModel) -> LoadedBase:
         stack = AsyncExitStack()
+        for name, only in (("backend", "embedded"), ("ranks", 1)):
+            if base.settings.get(name, only) != only:
+                raise ConfigError(
+                    f"The base model '{base.name}' has {name} = {base.settings[name]!r}; clients of tinker need "
+                    f"{only!r}, on which adapters come and go."
+                )
         known = {one.name for kind in (ModelSettings, ComputeSettings) for one in fields(kind)} - {"lora_rank"}
         given = {name: value for name, value in base.settings.items() if name in known}
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ POLL_SECONDS = 25.0
 _KEPT_SECONDS, _UNFETCHED_SECONDS = 300.0, 3600.0
 """How long a result stays after it was fetched, and how long one stays that nobody fetches."""
 MOST_OPEN = 8192
-"""Promises of one key that are kept."""
+"""Promises of one key that are worked on or were not fetched; and of all keys that were fetched and are kept."""
 
 Result = bytes | dict[str, Any]
 """Of protobuf, or of JSON."""
@@ -36,6 +37,7 @@ class _Promise:
     task: asyncio.Task[Result]
     forget_at: float | None = None
     """None while it is worked on."""
+    fetched: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
@@ -44,7 +46,8 @@ class Promises:
 
     def __init__(self) -> None:
         self._kept: dict[str, _Promise] = {}
-        self._count: dict[str, int] = {}
+        self._open: Counter[str] = Counter()
+        """By key, those that were not fetched."""
 
     def make(self, owner: str, key: str, work: Callable[[], Awaitable[Result]], **metadata: Any) -> dict[str, Any]:
         """Begin the work, unless it was begun under this id before; what the client is told. Raises `Refusal` where the
@@ -52,12 +55,12 @@ class Promises:
         self._sweep()
         promise = self._kept.get(key)
         if promise is None:
-            if self._count.get(owner, 0) >= MOST_OPEN:
+            if self._open[owner] >= MOST_OPEN:
                 words = f"This key has {MOST_OPEN} requests that are worked on or were not fetched; fetch some."
                 raise Refusal(words, status=429, code="too_many_requests")
             task = asyncio.ensure_future(work())
             promise = self._kept[key] = _Promise(owner, task, metadata=metadata)
-            self._count[owner] = self._count.get(owner, 0) + 1
+            self._open[owner] += 1
             task.add_done_callback(lambda _: self._ended(promise))
         return {"request_id": key, **promise.metadata}
 
@@ -75,6 +78,9 @@ class Promises:
         if not promise.task.done():
             return {"type": "try_again", "request_id": key, "queue_state": "active"}
         promise.forget_at = time.monotonic() + _KEPT_SECONDS
+        if not promise.fetched:
+            promise.fetched = True
+            self._open[owner] -= 1
         return _outcome(promise.task)
 
     def cancel(self, owner: str, key: str) -> None:
@@ -82,6 +88,12 @@ class Promises:
         promise = self._kept.get(key)
         if promise is not None and promise.owner == owner:
             promise.task.cancel()
+
+    def cancel_all(self, client: str) -> None:
+        """End all work of a client that is gone."""
+        for key, promise in self._kept.items():
+            if key.startswith(f"{client}:") and not promise.task.done():
+                promise.task.cancel()
 
     async def close(self) -> None:
         tasks = [promise.task for promise in self._kept.values()]
@@ -95,12 +107,16 @@ class Promises:
         promise.forget_at = time.monotonic() + _UNFETCHED_SECONDS
 
     def _sweep(self) -> None:
-        """Those that began first are first."""
-        now = time.monotonic()
+        """Now and then, forget those whose time is over, and the oldest of many that were fetched."""
         if len(self._kept) % 64:
             return
-        for key in [k for k, p in self._kept.items() if p.forget_at is not None and p.forget_at < now]:
-            self._count[self._kept.pop(key).owner] -= 1
+        now = time.monotonic()
+        late = [k for k, p in self._kept.items() if p.forget_at is not None and p.forget_at < now]
+        fetched = [k for k, p in self._kept.items() if p.fetched]
+        for key in {*late, *fetched[: max(len(fetched) - MOST_OPEN, 0)]}:
+            promise = self._kept.pop(key)
+            if not promise.fetched:
+                self._open[promise.owner] -= 1
 
 
 def _outcome(task: asyncio.Task[Result]) -> Result:

@@ -153,11 +153,14 @@ class TinkerService:
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             silent = time.monotonic() - SESSION_SECONDS
-            for session in [one for one in self.sessions.values() if one.heard_at < silent]:
-                logger.info("Nothing is heard of session %s any more; it ends", session.id)
-                await self.end(session)
-                del self.sessions[session.id]
-            self.archive.sweep()
+            try:
+                for session in [one for one in self.sessions.values() if one.heard_at < silent]:
+                    logger.info("Nothing is heard of session %s any more; it ends", session.id)
+                    del self.sessions[session.id]
+                    await self.end(session)
+                self.archive.sweep()
+            except Exception:  # such as a full disk: the next look tries again
+                logger.exception("Sessions and checkpoints could not be looked through")
 
     def saved(self, owner: str, path: str) -> str | None:
         """The folder of the adapter that a path names, for those who serve it by another API; None for what is no
@@ -168,7 +171,7 @@ class TinkerService:
 
     def open(self, owner: str, asked: bodies.CreateSession) -> TinkerSession:
         """A new session. Raises `Refusal` where the key has too many."""
-        if sum(one.owner == owner for one in self.sessions.values()) >= MOST_SESSIONS:
+        if sum(one.owner == owner and one.finished is None for one in self.sessions.values()) >= MOST_SESSIONS:
             raise Refusal(f"This key has {MOST_SESSIONS} sessions; close some.", status=429, code="too_many_sessions")
         metadata = {**(asked.user_metadata or {}), **({"tags": ",".join(asked.tags)} if asked.tags else {})}
         session = TinkerSession(
@@ -211,6 +214,7 @@ class TinkerService:
     async def _remove(self, client: TrainingClient | None) -> None:
         if client is None:
             return
+        self.promises.cancel_all(client.id)
         for place in client.unnamed:
             self.archive.drop(place)
         if client.loaded is not None and client.id in client.loaded.trained:

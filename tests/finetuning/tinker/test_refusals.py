@@ -13,6 +13,7 @@ import pytest
 
 from agentlightning.finetuning.tinker import bodies
 from agentlightning.finetuning.tinker.data import read_request
+from agentlightning.finetuning.tinker.futures import Promises
 from agentlightning.finetuning.tinker.proto import ForwardBackwardRequest
 from agentlightning.finetuning.tinker.routes import PREFIX, ROUTES
 from agentlightning.finetuning.tinker.service import SequenceTurns
@@ -292,6 +293,39 @@ def test_promises_of_one_key_have_an_end(running: Running, monkeypatch: pytest.M
     words = running.run(flood())
     assert len(words) == 2
     assert "fetch some" in words[0]
+
+
+def test_what_was_fetched_counts_no_more(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many requests a client makes, if it fetches what comes of them; of those the last ones are kept."""
+    monkeypatch.setattr("agentlightning.finetuning.tinker.futures.MOST_OPEN", 64)
+    promises = Promises()
+
+    async def many() -> None:
+        for i in range(300):
+            promises.make("busy", f"busy:{i}", lambda: asyncio.sleep(0, b"x"))
+            assert await promises.result("busy", f"busy:{i}") == b"x"
+
+    running.run(many())
+    assert len(promises._kept) <= 128  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_client_that_is_gone_leaves_no_work(running: Running) -> None:
+    promises, turns = Promises(), SequenceTurns(1)
+
+    async def waits() -> bytes:
+        async with turns.turn(5):
+            return b""
+
+    async def gone() -> Any:
+        promises.make("me", "s:train:1:5", waits)
+        promises.make("me", "s:train:10:5", lambda: asyncio.sleep(0, b"other"))
+        await asyncio.sleep(0)
+        promises.cancel_all("s:train:1")
+        return [await promises.result("me", f"s:train:{n}:5") for n in (1, 10)]
+
+    cancelled, other = running.run(gone())
+    assert cancelled["category"] == "user"
+    assert other == b"other"
 
 
 @pytest.mark.slow
