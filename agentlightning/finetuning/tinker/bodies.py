@@ -30,6 +30,11 @@ class SessionNamed(_Request, frozen=True, kw_only=True):
     session_id: str
 
 
+class FinishSession(_Request, frozen=True, kw_only=True):
+    reason: dict[str, Any] | None = None
+    detail: str | None = None
+
+
 class LoraChoice(msgspec.Struct, frozen=True, kw_only=True):
     """The adapter that is trained."""
 

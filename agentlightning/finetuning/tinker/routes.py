@@ -110,9 +110,8 @@ async def finish_session(call: TinkerCall) -> Any:
     session = call.service.sessions.get(call.path("session"))
     if session is None or session.owner != call.owner or session.finished is not None:
         return Response(status_code=204)
-    given = msgspec.json.decode(await call.body() or b"{}")
-    reason = given.get("reason", given) if isinstance(given, dict) else {}
-    session.finished = str(reason.get("type", "success"))[:50] if isinstance(reason, dict) else "success"
+    given = (await call.read(bodies.FinishSession)).reason or {}
+    session.finished = str(given.get("type", "success"))[:50]
     await call.service.end(session)
     return Response(status_code=204)
 
@@ -163,8 +162,8 @@ async def search_sessions(call: TinkerCall) -> Any:
 
     found = [one for one in _sessions_of(call) if fits(one)]
     if asked.cursor is not None:
-        last = [one.id for one in found].index(asked.cursor.get("last_session_id", "")) if found else -1
-        found = found[last + 1 :]
+        last = asked.cursor.get("last_session_id")
+        found = found[next((i + 1 for i, one in enumerate(found) if one.id == last), len(found)) :]
     page = found[: max(1, min(asked.limit, 200))]
     cursor = {"last_created_at": _moment(page[-1].created_at), "last_session_id": page[-1].id} if page else None
     return {

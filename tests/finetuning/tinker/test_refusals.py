@@ -370,6 +370,25 @@ def test_a_session_of_which_nothing_is_heard_ends(start: Start, monkeypatch: pyt
     assert "open a new one" in post(server, "/session_heartbeat", {"session_id": session}).json()["detail"]
 
 
+def test_sessions_are_searched_by_pages_and_finished_once(running: Running) -> None:
+    names = [post(running, "/create_session", {"tags": [], "display_name": f"one {i}"}).json() for i in range(3)]
+    made = [one["session_id"] for one in names]
+    asked: dict[str, Any] = {"display_name": "ONE", "limit": 2}
+    page = post(running, "/sessions/search", asked).json()
+    assert [one["session_id"] for one in page["sessions"]] == made[:0:-1]
+    rest = post(running, "/sessions/search", {**asked, "cursor": page["next_cursor"]}).json()
+    assert [one["session_id"] for one in rest["sessions"]][:1] == made[:1]
+    strange = {"last_session_id": "nobody", "last_created_at": "2026-01-01T00:00:00Z"}
+    assert post(running, "/sessions/search", {**asked, "cursor": strange}).json()["sessions"] == []
+    assert post(running, "/sessions/search", {"owner": {"type": "accessible"}}).status_code == 400
+    for body in (b"{", b'{"reason": 1}'):
+        assert post(running, f"/sessions/{made[0]}/finish", body).status_code == 422
+    finish = {"reason": {"type": "errored"}, "detail": "x"}
+    assert [post(running, f"/sessions/{one}/finish", finish).status_code for one in (made[0], made[0])] == [204, 204]
+    assert running.service.sessions[made[0]].finished == "errored"
+    assert "is finished" in post(running, "/session_heartbeat", {"session_id": made[0]}).json()["detail"]
+
+
 def test_a_promise_is_polled_and_given_twice(running: Running) -> None:
     """A client whose connection broke asks again; one that asks too early is told to try again."""
     promises = running.service.promises
