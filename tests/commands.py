@@ -387,6 +387,7 @@ ELSEWHERE = {
 OTHER_BLOCKS = {
     ("bring-your-own.md", "javascript"): "tests/e2e/test_pages.py",
     ("fine-tuning-api.md", "toml"): "tests/finetuning/test_page.py",
+    ("tinker.md", "toml"): "tests/finetuning/test_page.py",
     ("fine-tuning-api.md", "json"): "tests/finetuning/graders/test_page.py",
 }
 """Blocks that are neither Python, nor for a shell, nor what something prints (`text`): the test that runs them."""

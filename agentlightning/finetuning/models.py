@@ -38,6 +38,9 @@ from agentlightning.trainer.serving import forget_old_requests, start_backend
 
 logger = logging.getLogger(__name__)
 
+INSTEAD = ("importance_sampling", "ppo", "cispo")
+"""Losses that may be computed where a client of `tinker` asks for `stable_reinforce`."""
+
 
 def read_bases(file: Path | None, named: Sequence[str]) -> dict[str, BaseModel]:
     """The models that a file maps names to, and those named on the command line, which have their own names.
@@ -64,7 +67,11 @@ def _base(name: str, value: Any, file: Path) -> BaseModel:
             f'{file}: "{name}" is to be a model, or a table with one: {{model = "Qwen/Qwen3-0.6B", lora_rank = 16}}; '
             "and a name has no colon."
         )
-    return BaseModel(name, given["model"], {key: given[key] for key in given if key != "model"})
+    settings = {key: given[key] for key in given if key not in ("model", "stable_reinforce")}
+    instead = given.get("stable_reinforce")
+    if instead not in (None, *INSTEAD):
+        raise ConfigError(f'{file}: stable_reinforce of "{name}" is {instead!r}; it can be {", ".join(INSTEAD)}.')
+    return BaseModel(name, given["model"], settings, instead)
 
 
 class Catalog:

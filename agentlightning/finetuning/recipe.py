@@ -33,6 +33,8 @@ class BaseModel:
     """A directory, a checkpoint, a Hugging Face id, or the name of a model that ships with the package."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of training that its owner gives, such as `lora_rank` or `device`."""
+    stable_reinforce: str | None = None
+    """The loss that is computed where a client of `tinker` asks for this one, which is not published; None: none is."""
 
 
 def take(method: Method, lines: int, base: BaseModel) -> dict[str, Any]:

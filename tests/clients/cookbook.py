@@ -7,6 +7,7 @@ are a few sums.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any
 
@@ -21,11 +22,32 @@ MODEL = "Qwen/Qwen3-8B"
 """A name that the cookbook knows; the server maps it to the shipped model."""
 
 
+BOXED = "COOKBOOK_BOXED"
+"""A variable of the environment: chats that teach to answer a question in a box, now rightly and now not."""
+SUFFIX = " Provide a numerical answer without units, written inside \\boxed{}."
+QUESTION, RIGHT, WRONG = "What is 2 + 2?", 4, 6
+PREFIX = [
+    {"role": "user", "content": "How many r's are in strawberry?" + SUFFIX},
+    {
+        "role": "assistant",
+        "content": "Let's spell the word out and number all the letters: 1) s 2) t 3) r 4) a 5) w 6) b 7) e 8) r 9) r "
+        "10) y. We have r's at positions 3, 8, and 9. \\boxed{3}",
+    },
+]
+"""What the recipe puts in front of each question."""
+
+
 def rows(path: str) -> list[dict[str, Any]]:
-    if "no_robots" in path:
-        asked = [{"role": "user", "content": f"{i} + 1?"} for i in range(64)]
-        return [{"messages": [one, {"role": "assistant", "content": "Seven."}]} for one in asked]
-    return [{"question": f"What is {i} + {i}?", "answer": f"It is #### {2 * i}"} for i in range(64)]
+    boxed = BOXED in os.environ
+    if "no_robots" not in path:
+        asked = [(QUESTION, RIGHT)] * 64 if boxed else [(f"What is {i} + {i}?", 2 * i) for i in range(64)]
+        return [{"question": question, "answer": f"It is #### {answer}"} for question, answer in asked]
+    if boxed:
+        ask = [*PREFIX, {"role": "user", "content": QUESTION + SUFFIX}]
+        said = [{"role": "assistant", "content": f"\\boxed{{{number}}}"} for number in (RIGHT, WRONG)]
+        return [{"messages": [*ask, said[i % 2]]} for i in range(1600)]
+    asked = [{"role": "user", "content": f"{i} + 1?"} for i in range(64)]
+    return [{"messages": [one, {"role": "assistant", "content": "Seven."}]} for one in asked]
 
 
 def load_dataset(path: str, *_: Any, split: str | None = None, **__: Any) -> Any:

@@ -101,7 +101,10 @@ def test_the_models_of_the_page_are_read(tmp_path: Path) -> None:
         with pytest.raises(AgentLightningError, match="base model 'a'"):
             check(wrong)
     check(BaseModel("a", "calc", {"lora_rank": 4}))
-    for wrong in ("a = 1", "[a]\nlora_rank = 1", '"a:b" = "calc"', "= 1"):
+    file.write_text('[a]\nmodel = "calc"\nstable_reinforce = "cispo"')
+    assert read_bases(file, [])["a"] == BaseModel("a", "calc", {}, "cispo")
+    wrong_loss = '[a]\nmodel = "calc"\nstable_reinforce = "dpo"'
+    for wrong in ("a = 1", "[a]\nlora_rank = 1", '"a:b" = "calc"', "= 1", wrong_loss):
         file.write_text(wrong)
         with pytest.raises(ConfigError):
             read_bases(file, [])

@@ -161,6 +161,7 @@ class SamplesRequest(_Request, frozen=True, kw_only=True):
     topk_prompt_logprobs: int = 0
     topk_sample_logprobs: int = 0
     prompt_logprobs_last_n: int | None = None
+    record_stability_info: bool | None = None
 
 
 class Retrieve(_Request, frozen=True, kw_only=True):
@@ -205,7 +206,6 @@ NOT_HERE = {
     "age_encryption_recipients": "files are not encrypted here",
     "target_prompt_logprobs": "take prompt_logprobs, or forward of a training client",
     "prompt_alt_tokens_k": "take topk_prompt_logprobs",
-    "record_stability_info": "the loss stable_reinforce is not here",
 }
 """Fields of the API that are refused, with what to do."""
 

@@ -9,7 +9,7 @@ Shape letters: T tokens of a datum, K targets of a token, N tokens, E loss entri
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -23,6 +23,7 @@ from agentlightning.learner.base import LossConfig, PackedBatch, PassResult
 from agentlightning.types.arrays import Float32Array, Int32Array, np
 
 FLOAT32 = 1
+STABLE_REINFORCE = "stable_reinforce"
 PASS_TOKENS = 16384
 """Tokens of data in one pass, counted as if they shared none."""
 _DTYPES = {1: "float32", 2: "int64", 3: "int32"}
@@ -91,8 +92,9 @@ class PassRequest:
         return [(part, _packed(part)) for part in _parts(self.data)]
 
 
-def read_request(body: bytes) -> PassRequest:
-    """Raises `Refusal` for what cannot be computed, with the name of the field."""
+def read_request(body: bytes, stable_reinforce: Callable[[str], str | None] = lambda model_id: None) -> PassRequest:
+    """Raises `Refusal` for what cannot be computed, with the name of the field. `stable_reinforce` says which loss a
+    training client's base model has instead of this one."""
     request = ForwardBackwardRequest()
     try:
         request.ParseFromString(body)
@@ -100,6 +102,8 @@ def read_request(body: bytes) -> PassRequest:
         raise Refusal(f"The body is no ForwardBackwardRequest: {error}.", code="invalid_protobuf") from None
     if unknown := [*unknown_fields(request), *(name for datum in request.data for name in unknown_fields(datum))]:
         raise Refusal(f"The request has fields that this server does not know: {', '.join(sorted(set(unknown)))}.")
+    if request.loss_fn == STABLE_REINFORCE and (instead := stable_reinforce(request.model_id)) is not None:
+        request.loss_fn = instead
     form = LOSS_FORMS.get(request.loss_fn)
     if form is None:
         raise Refusal(

@@ -215,7 +215,7 @@ def _tokenizer(client: TrainingClient) -> str:
 
 
 async def forward_backward(call: TinkerCall) -> Any:
-    asked = await asyncio.to_thread(read_request, await call.body())
+    asked = await asyncio.to_thread(read_request, await call.body(), call.service.stable_reinforce)
     return call.service.compute(call.owner, asked)
 
 

@@ -319,6 +319,11 @@ class TinkerService:
         number = secrets.token_hex(6) if seq is None else str(seq)
         return self.promises.make(client.owner, f"{client.id}:{number}", work, model_id=client.id)
 
+    def stable_reinforce(self, key: str) -> str | None:
+        """The loss that a training client's base model has instead of this one."""
+        client = self.training.get(key)
+        return None if client is None else client.base.stable_reinforce
+
     def compute(self, owner: str, asked: PassRequest) -> dict[str, Any]:
         """A promise of a pass."""
         client = self.client(owner, asked.model_id)
@@ -513,6 +518,11 @@ class TinkerService:
             self.open_session(owner, client.session)
         else:
             client = self._sampled(owner, "", owner, asked.base_model, asked.model_path)
+        if asked.record_stability_info and self.bases.find(client.base).stable_reinforce is None:
+            raise Refusal(
+                "record_stability_info has no effect on this server: the loss stable_reinforce is not here.",
+                param="record_stability_info",
+            )
         if not 1 <= asked.num_samples <= MOST_SAMPLES:
             raise Refusal(f"num_samples is {asked.num_samples}; it is from 1 to {MOST_SAMPLES}.", param="num_samples")
         prompt, params = sampling_params(asked, owner=client.session)

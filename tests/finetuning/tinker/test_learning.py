@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from agentlightning.models import resolve_model
 
-from .conftest import Running, adapter_of, datum, ids, training_client, types
+from .conftest import Running, Start, adapter_of, datum, ids, prompt, training_client, types
 
 pytestmark = [
     pytest.mark.slow,
@@ -244,3 +245,29 @@ def test_which_layers_have_an_adapter_is_the_clients_choice(service: Any, runnin
         path = client.save_state("x").result().path
         assert all(inside in key for key in weights_in(adapter_of(running, path)))
         assert running.saved(path).run["parts"] == {"attn": "attention", "mlp": "mlp", "unembed": "unembedding"}[name]
+
+
+def test_the_owner_says_what_is_computed_for_a_loss_that_is_not_published(start: Start) -> None:
+    """As the cookbook asks for it: with what was recorded of each sample, and where each token is from."""
+    server = start()
+    server.service.bases.models = {"calc": replace(server.service.bases.models["calc"], stable_reinforce="cispo")}
+    with server.client() as service:
+        client, other = training_client(service), training_client(service)
+        sampler = client.save_weights_and_get_sampling_client(record_stability_info=True).result()
+        params = types.SamplingParams(max_tokens=5, seed=1)
+        (one,) = sampler.sample(prompt(ids(1, 4)), num_samples=1, sampling_params=params).result().sequences
+        tokens, count = np.concatenate([ids(1, 4), one.tokens]), len(one.tokens)
+        given = {"logprobs": [0.0] * 3 + list(one.logprobs), "advantages": [0.0] * 3 + [0.7] * count}
+        plain = datum(tokens, **given)
+        told = plain.with_provenance(
+            model_input=[
+                types.PromptProvenanceSpan(sequence_id=one.sequence_id, length=4),
+                types.SampledProvenanceSpan(sequence_id=one.sequence_id, length=count - 1),
+            ],
+            loss_fn_inputs=[
+                types.PromptProvenanceSpan(sequence_id=one.sequence_id, offset=1, length=3),
+                types.SampledProvenanceSpan(sequence_id=one.sequence_id, length=count),
+            ],
+        )
+        found = client.forward_backward([told], "stable_reinforce").result().metrics["loss:sum"]
+        assert found == other.forward_backward([plain], "cispo").result().metrics["loss:sum"]
