@@ -259,7 +259,7 @@ def test_the_owner_says_what_is_computed_for_a_loss_that_is_not_published(start:
         tokens, count = np.concatenate([ids(1, 4), one.tokens]), len(one.tokens)
         given = {"logprobs": [0.0] * 3 + list(one.logprobs), "advantages": [0.0] * 3 + [0.7] * count}
         plain = datum(tokens, **given)
-        told = plain.with_provenance(
+        annotated = plain.with_provenance(
             model_input=[
                 types.PromptProvenanceSpan(sequence_id=one.sequence_id, length=4),
                 types.SampledProvenanceSpan(sequence_id=one.sequence_id, length=count - 1),
@@ -269,5 +269,5 @@ def test_the_owner_says_what_is_computed_for_a_loss_that_is_not_published(start:
                 types.SampledProvenanceSpan(sequence_id=one.sequence_id, length=count),
             ],
         )
-        found = client.forward_backward([told], "stable_reinforce").result().metrics["loss:sum"]
+        found = client.forward_backward([annotated], "stable_reinforce").result().metrics["loss:sum"]
         assert found == other.forward_backward([plain], "cispo").result().metrics["loss:sum"]
