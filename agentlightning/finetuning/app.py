@@ -22,6 +22,7 @@ from agentlightning.errors import AgentLightningError, ConfigError, GatewayError
 from agentlightning.files import make_folder
 from agentlightning.finetuning.files import Blobs, Files
 from agentlightning.finetuning.graders import HttpModels
+from agentlightning.finetuning.graders.settings import owners_settings
 from agentlightning.finetuning.jobs import Jobs, Quotas
 from agentlightning.finetuning.keys import Keys
 from agentlightning.finetuning.models import Catalog, Pool
@@ -157,7 +158,7 @@ class TrainingServer:
         """What a grader asks that a request brings. The key that it uses is good as long as the server."""
         if owner not in self._own_keys:
             self._own_keys[owner] = self.keys.lend(owner)
-        return HttpModels(self.endpoint, self._own_keys[owner])
+        return HttpModels(self.endpoint, self._own_keys[owner], provider=lambda name: owners_settings().provider(name))
 
     # ---- requests --------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import msgspec
 from agentlightning.errors import AgentLightningError
 from agentlightning.finetuning.files import Files
 from agentlightning.finetuning.graders import parse_grader
+from agentlightning.finetuning.graders.settings import owners_settings
 from agentlightning.finetuning.lines import LineError, Lines
 from agentlightning.finetuning.progress import checkpoints_of, metrics_of, written_at
 from agentlightning.finetuning.recipe import BaseModel, take
@@ -109,6 +110,8 @@ class Jobs:
             raise bad(f"There is no agent '{own.agent}' here. There are: {known}.", "method.reinforcement.agent")
         where = "method.reinforcement.grader"
         for model in () if own.grader is None else parse_grader(own.grader, where).models:
+            if model in owners_settings().providers:
+                continue
             try:
                 self.base_of(owner, model)
             except Refusal as refusal:

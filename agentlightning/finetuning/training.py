@@ -31,6 +31,7 @@ from agentlightning.files import atomic_write, open_private
 from agentlightning.finetuning.graders import parse_grader
 from agentlightning.finetuning.graders.agent import GradedCompletion
 from agentlightning.finetuning.graders.measures import GraderMeasures
+from agentlightning.finetuning.graders.settings import owners_settings
 from agentlightning.finetuning.lines import LineError, Lines
 from agentlightning.finetuning.recipe import BaseModel, algorithm
 from agentlightning.finetuning.requests import Integration, Method
@@ -149,7 +150,8 @@ def _models(job: JobFile) -> dict[str, Provider]:
         return {}
     url, key = os.environ[MODELS_URL], os.environ[MODELS_KEY]
     names = parse_grader(method.grader).models
-    return {name: Provider(base_url=url, api_key=key, model=name) for name in names}
+    of_owner = owners_settings()
+    return {name: of_owner.provider(name) or Provider(base_url=url, api_key=key, model=name) for name in names}
 
 
 def _agent(job: JobFile) -> LitAgent[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import openai
 import pytest
 
+from agentlightning.finetuning.app import ServerSettings, TrainingServer
 from agentlightning.finetuning.queue import TRAINING
+from agentlightning.finetuning.recipe import BaseModel
 from scripts.tuning_curves import curves
 
 from .conftest import Serve, chats, events, pairs, until, upload
@@ -137,6 +140,52 @@ async def test_a_job_trains_an_agent(serve: Serve) -> None:
         assert done.status == "succeeded", done.error
         steps: list[Any] = [e.data for e in await events(client, job.id) if e.type == "metrics"]
         assert [s["step"] for s in steps] == [0, 1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_grader_asks_a_provider_that_the_owner_names(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its key, its name for the model and its limits; the server itself has no such model."""
+    judge: Any = {
+        "type": "score_model",
+        "name": "judged",
+        "model": "critic",
+        "input": [{"role": "user", "content": "Rate {{ sample.output_text }}"}],
+        "range": [-1000000, 1000000],
+        "sampling_params": {"max_completions_tokens": 200, "temperature": 0},
+    }
+    other = TrainingServer(
+        tmp_path / "other", {"calc": BaseModel("calc", "calc")}, ServerSettings(port=0, admin_key="theirs")
+    )
+    await other.start()
+    limits = {"limits": {"run_calls": 4}}
+    provider: dict[str, Any] = {"base_url": other.endpoint, "model": "calc", "key_variable": "CRITIC_KEY"}
+    file = tmp_path / "graders.json"
+    monkeypatch.setenv("CRITIC_KEY", "theirs")
+    monkeypatch.setenv("AGL_GRADERS", str(file))
+    try:
+        async with serve(command=TRAINING) as (_, client):
+            file.write_text(json.dumps({"providers": {"critic": provider}}))
+            tried = await client.fine_tuning.alpha.graders.run(grader=judge, model_sample="7", item={})
+            assert not tried.metadata.errors.model_grader_server_error, tried.metadata
+            asked = {"messages": [{"role": "user", "content": "5 + 1?"}]}
+            train = await upload(client, [asked] * 4)
+            hyper: Any = {"batch_size": 2, "compute_multiplier": 0.25}
+            method: Any = {"type": "reinforcement", "reinforcement": {"grader": judge, "hyperparameters": hyper}}
+            given: Any = {"model": "calc", "training_file": train, "validation_file": train, "method": method}
+            free = await until(client, (await client.fine_tuning.jobs.create(**given)).id, seconds=TIMEOUT)
+            assert "limit" not in str(free.error)
+            file.write_text(json.dumps({"providers": {"critic": {**provider, **limits}}}))
+            bound = await until(client, (await client.fine_tuning.jobs.create(**given)).id, seconds=TIMEOUT)
+            said = [e.data async for e in client.fine_tuning.jobs.list_events(bound.id)]
+            assert "run_calls" in str(bound.error) + str(said)
+            monkeypatch.setenv("CRITIC_KEY", "wrong")
+            tried = await client.fine_tuning.alpha.graders.run(grader=judge, model_sample="7", item={})
+            assert tried.metadata.errors.model_grader_server_error
+    finally:
+        await other.stop()
 
 
 PROGRAM = """

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from agentlightning.errors import JudgeError
 from agentlightning.finetuning.graders.base import Grader, GraderFailed, GraderFields, Grading, Score
 from agentlightning.finetuning.graders.settings import GraderSettings
 from agentlightning.finetuning.graders.template import Template
+from agentlightning.gateway import Provider
 
 _SAMPLING = ("max_completions_tokens", "temperature", "top_p", "seed", "reasoning_effort")
 _TEXTS = ("input_text", "output_text", "text")
@@ -204,8 +205,16 @@ def _usage(model: str, answer: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 class HttpModels:
     """The models of an OpenAI-compatible endpoint, as a gateway of a run is one. Close it after use."""
 
-    def __init__(self, base_url: str, api_key: str | None = None, seconds: float = 300.0) -> None:
-        """`base_url` has /v1; `seconds` is the time to wait for an answer before it is asked again."""
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        seconds: float = 300.0,
+        provider: Callable[[str], Provider | None] = lambda name: None,
+    ) -> None:
+        """`base_url` has /v1; `seconds` is the time to wait for an answer before it is asked again; `provider` says
+        which names are models of another endpoint."""
+        self._provider = provider
         self.base_url = base_url
         self._chat = HttpCritic(base_url, api_key)
         self._embed = HttpCritic(base_url, api_key, "embeddings")
@@ -217,6 +226,13 @@ class HttpModels:
         self, model: str, messages: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         """Ask, again without a schema where that is refused. Raises JudgeError where no answer comes."""
+        if (provider := self._provider(model)) is not None:
+            url = provider.base_url if isinstance(provider.base_url, str) else provider.base_url[0]
+            there = HttpModels(url, provider.api_key, provider.timeout_seconds)
+            try:
+                return await there.chat(provider.model or model, messages, {**provider.extra_body, **sampling})
+            finally:
+                await there.close()
         without = self._without.get(model, frozenset())
         while True:
             fields = {name: value for name, value in sampling.items() if name not in without}

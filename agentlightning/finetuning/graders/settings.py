@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 from pydantic import PositiveFloat, PositiveInt
 
 from agentlightning.algorithm.records import refuse_other_kinds, refuse_out_of_bounds
 from agentlightning.arguments import refuse_unknown
 from agentlightning.errors import ConfigError
+from agentlightning.gateway import Provider
 from agentlightning.litagent.bubblewrap import Bubblewrap
 from agentlightning.litagent.isolation import Container
 
@@ -36,6 +38,9 @@ class GraderSettings:
     `AGL_EMBEDDINGS_KEY`; None: where model graders ask their models."""
     models: Collection[str] | None = None
     """The models that `score_model` and `label_model` may ask, by name; None: any."""
+    providers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Models of other servers that `score_model` and `label_model` may ask, by name: for each the settings of a
+    `Provider`, and as `key_variable` the environment variable with its key. Its price and its limits count."""
     isolation: GraderIsolation = "bubblewrap"
     """What keeps Python graders apart from this machine. None runs them as the user that you are, with no wall around
     them: only for graders that you wrote yourself."""
@@ -60,8 +65,25 @@ class GraderSettings:
         images = self.images if isinstance(self.images, Mapping) else {"": None}
         if not all(isinstance(path, str) for path in images.values()):
             raise ConfigError(f"images of graders is {self.images!r}; give the path of an interpreter for each tag.")
+        for name in self.providers:
+            self.provider(name)
         if self.models is not None and (isinstance(self.models, str) or not isinstance(self.models, Collection)):
             raise ConfigError(f"models of graders is {self.models!r}; give a list of names.")
+
+    def provider(self, name: str) -> Provider | None:
+        """What a name among `providers` means; None for another name. Raises ConfigError for what is none."""
+        given = self.providers.get(name)
+        if given is None:
+            return None
+        rest = {key: value for key, value in given.items() if key != "key_variable"}
+        refuse_unknown(f"The provider '{name}' of graders", (), rest, list(Provider.__struct_fields__), None)
+        try:
+            made = msgspec.convert(rest, Provider)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"The provider '{name}' of graders cannot be used: {error}.") from None
+        if (variable := given.get("key_variable")) is None:
+            return made
+        return msgspec.structs.replace(made, api_key=os.environ.get(variable) or None)
 
 
 def owners_settings() -> GraderSettings:
