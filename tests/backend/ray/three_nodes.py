@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,11 @@ def pids_of(node: Any) -> set[int]:
 
 def processes(title: str) -> list[psutil.Process]:
     """Of the actors that Ray shows under this title, those that began first before others."""
-    found = [p for p in psutil.Process().children(recursive=True) if title in " ".join(p.cmdline())]
+    found: list[psutil.Process] = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it ended meanwhile
+            if title in " ".join(process.cmdline()):
+                found.append(process)
     return sorted(found, key=lambda p: p.create_time())
 
 
