@@ -20,11 +20,9 @@ from agentlightning.finetuning.keys import ADMIN, Keys
 from agentlightning.finetuning.models import Catalog, Pool
 from agentlightning.finetuning.queue import FineTuningQueue
 from agentlightning.finetuning.records import JobEvent, Records
-from agentlightning.finetuning.wire import bad, listed, missing, new_id, page
+from agentlightning.finetuning.wire import MOST_BODY, bad, listed, missing, new_id, page, read_body
 from agentlightning.gateway.exchange import Refusal
 
-_MOST_BODY = 4 << 20
-"""Of a body that is no file."""
 _UPLOAD_SECONDS = 3600
 
 
@@ -64,13 +62,7 @@ class ApiCall:
         return self.request.query_params
 
     async def body(self) -> bytes:
-        """Raises `Refusal` for one that is too long."""
-        found = bytearray()
-        async for piece in self.request.stream():
-            found += piece
-            if len(found) > _MOST_BODY:
-                raise Refusal(f"The body has more than {_MOST_BODY} bytes.", status=413, code="body_too_large")
-        return bytes(found)
+        return await read_body(self.request, MOST_BODY)
 
     async def json(self) -> dict[str, Any]:
         """A body of JSON; an empty one says nothing."""

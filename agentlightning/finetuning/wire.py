@@ -6,10 +6,14 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from starlette.requests import Request
+
 from agentlightning.finetuning.records import Records, Row
 from agentlightning.gateway.exchange import Refusal
 
 MOST_ON_A_PAGE = 10_000
+MOST_BODY = 4 << 20
+"""Of a body that is neither a file nor data to learn from."""
 LOCAL = "org-local"
 """The only organisation: keys are what tells users apart."""
 
@@ -26,6 +30,16 @@ def missing(what: str, key: str) -> Refusal:
 def bad(message: str, param: str | None, code: str = "invalid_value") -> Refusal:
     """The refusal of a value, with the name of its field."""
     return Refusal(message, param=param, code=code)
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """Raises `Refusal` for one that is too long."""
+    found = bytearray()
+    async for piece in request.stream():
+        found += piece
+        if len(found) > most:
+            raise Refusal(f"The body has more than {most} bytes.", status=413, code="body_too_large")
+    return bytes(found)
 
 
 def limit_of(query: Mapping[str, str], default: int) -> int:

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 25.0
 """How long a client's question for a result is kept waiting; it gives up after 45."""
+MOST_AT_ONCE = {"samples": 1 << 16, "bytes of data": 512 << 20}
+"""What the work of one key's promises may take together."""
 _KEPT_SECONDS, _UNFETCHED_SECONDS = 300.0, 3600.0
 """How long a result stays after it was fetched, and how long one stays that nobody fetches."""
 MOST_OPEN = 8192
@@ -38,6 +40,7 @@ class _Promise:
     forget_at: float | None = None
     """None while it is worked on."""
     fetched: bool = False
+    cost: tuple[str, int] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
@@ -48,18 +51,30 @@ class Promises:
         self._kept: dict[str, _Promise] = {}
         self._open: Counter[str] = Counter()
         """By key, those that were not fetched."""
+        self._taken: Counter[tuple[str, str]] = Counter()
+        """By key, what its work takes."""
 
-    def make(self, owner: str, key: str, work: Callable[[], Awaitable[Result]], **metadata: Any) -> dict[str, Any]:
-        """Begin the work, unless it was begun under this id before; what the client is told. Raises `Refusal` where the
-        key has too many results that it did not fetch."""
+    def make(
+        self,
+        owner: str,
+        key: str,
+        work: Callable[[], Awaitable[Result]],
+        *,
+        cost: tuple[str, int] | None = None,
+        **metadata: Any,
+    ) -> dict[str, Any]:
+        """Begin the work, unless it was begun under this id before; what the client reads of it. `cost` is what it
+        takes of `MOST_AT_ONCE`. Raises `Refusal` where the key has too much of that, or too many results that it did
+        not fetch; its client waits then and asks again."""
         self._sweep()
         promise = self._kept.get(key)
         if promise is None:
             if self._open[owner] >= MOST_OPEN:
                 words = f"This key has {MOST_OPEN} requests that are worked on or were not fetched; fetch some."
                 raise Refusal(words, status=429, code="too_many_requests")
+            self._take(owner, cost)
             task = asyncio.ensure_future(work())
-            promise = self._kept[key] = _Promise(owner, task, metadata=metadata)
+            promise = self._kept[key] = _Promise(owner, task, cost=cost, metadata=metadata)
             self._open[owner] += 1
             task.add_done_callback(lambda _: self._ended(promise))
         return {"request_id": key, **promise.metadata}
@@ -101,7 +116,19 @@ class Promises:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _take(self, owner: str, cost: tuple[str, int] | None) -> None:
+        if cost is None:
+            return
+        name, amount = cost
+        taken = self._taken[owner, name]
+        if taken and taken + amount > MOST_AT_ONCE[name]:
+            words = f"The requests of this key have {taken} {name} under way, and {MOST_AT_ONCE[name]} may be."
+            raise Refusal(words, status=429, code="too_many_requests")
+        self._taken[owner, name] += amount
+
     def _ended(self, promise: _Promise) -> None:
+        if promise.cost is not None:
+            self._taken[promise.owner, promise.cost[0]] -= promise.cost[1]
         if not promise.task.cancelled():
             promise.task.exception()  # it is told to whoever fetches it, and to nobody else
         promise.forget_at = time.monotonic() + _UNFETCHED_SECONDS

@@ -27,6 +27,7 @@ from agentlightning.finetuning.tinker import bodies
 from agentlightning.finetuning.tinker.archive import number_in
 from agentlightning.finetuning.tinker.data import read_request
 from agentlightning.finetuning.tinker.service import TinkerService, TinkerSession, TrainingClient
+from agentlightning.finetuning.wire import MOST_BODY, read_body
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.serving.http import api_key, headers_of
 from agentlightning.models import resolve_model
@@ -36,7 +37,8 @@ logger = logging.getLogger(__name__)
 PREFIX = "/api/v1"
 KEY_PREFIX = "tml-"
 """The client takes only keys that begin so; one of this server is given to it with this in front."""
-_MOST_BODY = 64 << 20
+_MOST_DATA = 64 << 20
+"""Of a body with data to learn from."""
 _PROTOBUF = "application/x-protobuf"
 _URL_SECONDS = 3600
 
@@ -54,13 +56,7 @@ class TinkerCall:
         return self.request.path_params[name]
 
     async def body(self) -> bytes:
-        """Raises `Refusal` for one that is too long."""
-        found = bytearray()
-        async for piece in self.request.stream():
-            found += piece
-            if len(found) > _MOST_BODY:
-                raise Refusal(f"The body has more than {_MOST_BODY} bytes.", status=413, code="body_too_large")
-        return bytes(found)
+        return await read_body(self.request, MOST_BODY)
 
     async def read(self, kind: type[bodies.Body]) -> bodies.Body:
         return bodies.read(await self.body(), kind)
@@ -215,8 +211,9 @@ def _tokenizer(client: TrainingClient) -> str:
 
 
 async def forward_backward(call: TinkerCall) -> Any:
-    asked = await asyncio.to_thread(read_request, await call.body(), call.service.stable_reinforce)
-    return call.service.compute(call.owner, asked)
+    body = await read_body(call.request, _MOST_DATA)
+    asked = await asyncio.to_thread(read_request, body, call.service.stable_reinforce)
+    return call.service.compute(call.owner, asked, len(body))
 
 
 async def optim_step(call: TinkerCall) -> Any:

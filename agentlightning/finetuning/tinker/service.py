@@ -39,6 +39,8 @@ MOST_SESSIONS = 256
 """Of one key, at the same time."""
 KEPT_UNNAMED = 32
 """Weights that a training client saved only to sample from them: so many of the last ones stay."""
+MOST_CLIENTS = 4096
+"""Training clients of a session, and sampling clients, besides those of unnamed weights."""
 ALPHA = 32
 """Of every adapter, whatever its rank: what it adds is scaled by ALPHA / rank."""
 MOST_RANK, MOST_SAMPLES = 512, 1024
@@ -267,6 +269,7 @@ class TinkerService:
         known = self.open_session(owner, session)
         key = f"{session}:train:{number}"
         if key not in self.training:
+            _check_room(known.training)
             self.training[key] = TrainingClient(key, owner, base, SequenceTurns(first))
             known.training.append(key)
         return self.training[key]
@@ -308,7 +311,13 @@ class TinkerService:
         self.open_session(owner, key.partition(":")[0])
         return client
 
-    def _in_turn(self, client: TrainingClient, seq: int | None, do: Callable[[], Awaitable[Result]]) -> dict[str, Any]:
+    def _in_turn(
+        self,
+        client: TrainingClient,
+        seq: int | None,
+        do: Callable[[], Awaitable[Result]],
+        cost: tuple[str, int] | None = None,
+    ) -> dict[str, Any]:
         """A promise of what is done when it is this request's turn. A request that comes twice is done once."""
 
         async def work() -> Result:
@@ -317,15 +326,15 @@ class TinkerService:
                 return await do()
 
         number = secrets.token_hex(6) if seq is None else str(seq)
-        return self.promises.make(client.owner, f"{client.id}:{number}", work, model_id=client.id)
+        return self.promises.make(client.owner, f"{client.id}:{number}", work, cost=cost, model_id=client.id)
 
     def stable_reinforce(self, key: str) -> str | None:
         """The loss that a training client's base model has instead of this one."""
         client = self.training.get(key)
         return None if client is None else client.base.stable_reinforce
 
-    def compute(self, owner: str, asked: PassRequest) -> dict[str, Any]:
-        """A promise of a pass."""
+    def compute(self, owner: str, asked: PassRequest, size: int) -> dict[str, Any]:
+        """A promise of a pass over data that came as so many bytes."""
         client = self.client(owner, asked.model_id)
 
         async def do() -> Result:
@@ -336,7 +345,7 @@ class TinkerService:
             compute = handle.evaluate if asked.forward_only else handle.forward_backward
             return written([(data, await compute([batch], asked.loss)) for data, batch in parts])
 
-        return self._in_turn(client, asked.seq_id or None, do)
+        return self._in_turn(client, asked.seq_id or None, do, ("bytes of data", size))
 
     def step(self, owner: str, asked: bodies.StepRequest) -> dict[str, Any]:
         """A promise of an optimiser step."""
@@ -415,15 +424,21 @@ class TinkerService:
         if place not in client.unnamed:
             client.unnamed.append(place)
         while len(client.unnamed) > KEPT_UNNAMED:
-            self.archive.drop(client.unnamed.pop(0))
+            dropped = client.unnamed.pop(0)
+            self.archive.drop(dropped)
+            session = self.session(client.owner, client.id.partition(":")[0])
+            for key in [k for k in session.sampling if self.sampling[k].adapter == dropped / "model"]:
+                session.sampling.remove(key)
+                del self.sampling[key]
 
     def _sample_from(self, client: TrainingClient, number: int | None, adapter: Path) -> SamplingClient:
         session = self.session(client.owner, client.id.partition(":")[0])
         made = SamplingClient(
             f"{session.id}:sample:{number}", client.owner, session.id, client.base.name, adapter=adapter
         )
+        if made.id not in self.sampling:
+            session.sampling.append(made.id)
         self.sampling[made.id] = made
-        session.sampling.append(made.id)
         return made
 
     def save_external(self, owner: str, asked: bodies.SaveExternal) -> dict[str, Any]:
@@ -491,6 +506,7 @@ class TinkerService:
         session = self.open_session(owner, asked.session_id)
         key = f"{session.id}:sample:{asked.sampling_session_seq_id}"
         if key not in self.sampling:
+            _check_room(session.sampling, KEPT_UNNAMED * len(session.training))
             self.sampling[key] = self._sampled(owner, key, session.id, asked.base_model, asked.model_path)
             session.sampling.append(key)
         return self.sampling[key]
@@ -508,7 +524,12 @@ class TinkerService:
         """Raises `Refusal` for one that there is not, or that is another key's."""
         client = self.sampling.get(key)
         if client is None or client.owner != owner:
-            raise Refusal(f"There is no sampling client '{key[:100]}'.", status=404, code="not_found")
+            raise Refusal(
+                f"There is no sampling client '{key[:100]}'. Of weights without a name the last {KEPT_UNNAMED} of a "
+                "training client stay; save them under a name to keep them.",
+                status=404,
+                code="not_found",
+            )
         return client
 
     def sample(self, owner: str, asked: bodies.SamplesRequest) -> dict[str, Any]:
@@ -543,7 +564,8 @@ class TinkerService:
             return sample_response(asked, len(prompt), chunks)
 
         sequences = [f"{key}:{i}" for i in range(asked.num_samples)]
-        return self.promises.make(owner, key, work, sample_sequence_ids=sequences)
+        cost = ("samples", asked.num_samples)
+        return self.promises.make(owner, key, work, cost=cost, sample_sequence_ids=sequences)
 
 
 async def _together(works: Sequence[Coroutine[Any, Any, Chunk]]) -> list[Chunk]:
@@ -558,6 +580,12 @@ async def _together(works: Sequence[Coroutine[Any, Any, Chunk]]) -> list[Chunk]:
 
 async def _sampled(handle: PolicyHandle, prompt: np.ndarray, params: SamplingParams) -> Chunk:
     return concat([chunk async for chunk in handle.generate(prompt, params)])
+
+
+def _check_room(clients: Sequence[str], besides: int = 0) -> None:
+    if len(clients) >= MOST_CLIENTS + besides:
+        words = f"This session has {len(clients)} clients of this kind; open another session."
+        raise Refusal(words, status=400, code="too_many_clients")
 
 
 def _check_optimizer(choice: bodies.OptimizerChoice) -> None:

@@ -295,6 +295,37 @@ def test_promises_of_one_key_have_an_end(running: Running, monkeypatch: pytest.M
     assert "fetch some" in words[0]
 
 
+def test_what_work_takes_is_bounded_for_each_key(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that asks for too much waits; what has ended counts no more, and one request alone always goes."""
+    monkeypatch.setattr("agentlightning.finetuning.tinker.futures.MOST_AT_ONCE", {"samples": 10})
+    promises = Promises()
+
+    async def several() -> list[int]:
+        answers: list[int] = []
+        for number, (owner, amount) in enumerate([("a", 12), ("a", 1), ("b", 6), ("b", 4), ("b", 1)]):
+            try:
+                promises.make(owner, f"{owner}:{number}", lambda: asyncio.sleep(60, b""), cost=("samples", amount))
+                answers.append(200)
+            except Refusal as refusal:
+                answers.append(refusal.status)
+        promises.cancel("a", "a:0")
+        await promises.result("a", "a:0")
+        promises.make("a", "a:9", lambda: asyncio.sleep(0, b""), cost=("samples", 1))
+        await promises.close()
+        return answers
+
+    assert running.run(several()) == [200, 429, 200, 200, 429]
+
+
+def test_clients_of_a_session_have_an_end(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentlightning.finetuning.tinker.service.MOST_CLIENTS", 2)
+    session = post(running, "/create_session", {"tags": []}).json()["session_id"]
+    asked = {"session_id": session, "base_model": "calc"}
+    answers = [post(running, "/create_sampling_session", {**asked, "sampling_session_seq_id": n}) for n in (1, 2, 2, 3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 400]
+    assert "open another session" in answers[-1].json()["detail"]
+
+
 def test_what_was_fetched_counts_no_more(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many requests a client makes, if it fetches what comes of them; of those the last ones are kept."""
     monkeypatch.setattr("agentlightning.finetuning.tinker.futures.MOST_OPEN", 64)

@@ -129,7 +129,7 @@ def test_only_the_last_unnamed_weights_stay(service: Any, monkeypatch: pytest.Mo
     client = training_client(service)
     samplers = [client.save_weights_and_get_sampling_client().result() for _ in range(3)]
     assert len(sample(samplers[-1], ids(1, 4))) == 1
-    with pytest.raises(Exception, match="Save them under a name to keep them"):
+    with pytest.raises(Exception, match="ave them under a name to keep them"):
         sample(samplers[0], ids(1, 4))
 
 
