@@ -13,10 +13,9 @@ import pytest
 from agentlightning.finetuning.app import ServerSettings, TrainingServer
 from agentlightning.finetuning.queue import TRAINING
 from agentlightning.finetuning.recipe import BaseModel
-from scripts.tuning_curves import curves
+from scripts.tuning_curves import SOURCE, curves, items
 
 from .conftest import Serve, chats, events, pairs, until, upload
-from .graders.test_agent import SOURCE, calls_of
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 120
@@ -66,12 +65,12 @@ async def test_a_job_from_its_file_to_a_chat(serve: Serve, kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_a_reinforcement_job_with_a_python_grader(serve: Serve) -> None:
-    items = calls_of(20)
+    rows = items(20)
     grader = {"type": "python", "name": "call", "source": SOURCE}
     hyper: Any = {"batch_size": 8, "compute_multiplier": 0.5, "eval_interval": 1, "eval_samples": 2}
     async with serve(command=TRAINING) as (server, client):
         method: Any = {"type": "reinforcement", "reinforcement": {"grader": grader, "hyperparameters": hyper}}
-        asked = {"training_file": await upload(client, items[:16]), "validation_file": await upload(client, items[16:])}
+        asked = {"training_file": await upload(client, rows[:16]), "validation_file": await upload(client, rows[16:])}
         job = await client.fine_tuning.jobs.create(model="calc", method=method, **asked)
         done = await until(client, job.id, seconds=TIMEOUT)
         assert done.status == "succeeded", done.error

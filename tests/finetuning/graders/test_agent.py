@@ -17,9 +17,9 @@ from agentlightning.gateway import Gateway, Provider
 from agentlightning.metrics import SilentConsole, read_metrics
 from agentlightning.runner import LitAgentRunner
 from agentlightning.tracer import OtelTracer
-from agentlightning.trainer.example import load_example
 from agentlightning.types import AttemptedRollout, Span
 from agentlightning.types.reward import find_final_reward, find_reward_spans, get_rewards
+from scripts.tuning_curves import SOURCE, items
 from tests.gateway.conftest import CALC, Site, calculator, rendering, script, site, store  # noqa: F401 (fixtures)
 from tests.gateway.scripted import ScriptedEngine
 
@@ -121,41 +121,19 @@ def test_a_task_without_messages_is_refused_before_the_run(task: Any) -> None:
 
 # ---- training -----------------------------------------------------------------------------------------------------
 
-SOURCE = """
-import json
-def grade(sample, item):
-    calls = sample["output_tools"]
-    return float(bool(calls) and json.loads(calls[0]["function"]["arguments"]) == item["call"])
-"""
-
-
-def calls_of(count: int) -> list[dict[str, Any]]:
-    """Questions of one operation, with the call that answers each."""
-    tasks, calc = load_example("calc", "tasks"), load_example("calc", "calc_agent")
-    import random
-
-    rng, found = random.Random(7), list[dict[str, Any]]()
-    while len(found) < count:
-        problem = tasks.make_problem(rng)
-        a, op, b = problem.tree
-        if isinstance(a, int) and isinstance(b, int):
-            ask = [{"role": "system", "content": calc.SYSTEM_PROMPT}, {"role": "user", "content": problem.question}]
-            found.append({"messages": ask, "tools": [calc.CALC_TOOL], "call": {"a": a, "op": op, "b": b}})
-    return found
-
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", [0, 1])
 async def test_grpo_with_a_python_grader_rises(tmp_path: Path, seed: int) -> None:
-    items = calls_of(400)
+    rows = items(400)
     algorithm = agl.GRPO(
         model="calc", steps=12, tasks_per_step=8, group_size=8, learning_rate=2e-4, minibatches=2, max_context=512,
         max_tokens=64, val_every=12, seed=seed,
     )  # fmt: skip
     agent = GradedCompletion({"type": "python", "name": "call", "source": SOURCE}, settings=GraderSettings(seconds=20))
     trainer = agl.Trainer(algorithm=algorithm, run_dir=tmp_path / "run", concurrency=64, console=SilentConsole())
-    await trainer.fit_async(agent, items[:320], items[320:])
-    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    validated = [row["val_reward"] for row in rows if row.get("val_reward") is not None]
+    await trainer.fit_async(agent, rows[:320], rows[320:])
+    measured = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    validated = [row["val_reward"] for row in measured if row.get("val_reward") is not None]
     assert validated[-1] > validated[0] + 0.1, validated
