@@ -27,7 +27,7 @@ from agentlightning.algorithm.checkpoint import (
 from agentlightning.algorithm.credit.assignment import credit, groups_that_differ
 from agentlightning.algorithm.credit.units import OUTCOME_USE, CreditRule
 from agentlightning.algorithm.episode import Earned, Episode, make_episode
-from agentlightning.algorithm.parts.preflight import FLAT_STEPS, Preflight
+from agentlightning.algorithm.parts.preflight import FLAT_STEPS, SOLVED_ROLLOUTS, Preflight
 from agentlightning.algorithm.sampling.schedule import TaskSchedule
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.metrics import JsonlSink, Reporter, SilentConsole, read_metrics
@@ -268,13 +268,21 @@ def test_preflight_tells_when_the_model_is_never_called(reporter: Reporter) -> N
         Preflight(reporter, CreditRule()).check(silent)
 
 
-def test_a_run_whose_rollouts_all_earn_the_highest_reward_is_solved(reporter: Reporter) -> None:
-    preflight = Preflight(reporter, CreditRule())
-    preflight.check([episode("g", 0.0), episode("g", 1.0)])
-    for _ in range(FLAT_STEPS):
-        assert not preflight.solved
-        preflight.check([episode("g", 1.0), episode("g", 1.0)])
-    assert preflight.solved
+@pytest.mark.parametrize("siblings", [2, 8, SOLVED_ROLLOUTS])
+def test_a_run_whose_rollouts_all_earn_the_highest_reward_is_solved(reporter: Reporter, siblings: int) -> None:
+    """Steps alone are no evidence: five steps of two rollouts would end most runs by luck."""
+    preflight, patient = (Preflight(reporter, CreditRule(), flat_steps=n) for n in (FLAT_STEPS, 0))
+    for one in (preflight, patient):
+        one.check([episode("g", 0.0), episode("g", 1.0)])
+    steps = 0
+    while not preflight.solved:
+        assert steps < FLAT_STEPS or steps * siblings < SOLVED_ROLLOUTS
+        for one in (preflight, patient):
+            one.check([episode("g", 1.0)] * siblings)
+        steps += 1
+    assert steps >= FLAT_STEPS
+    assert steps * siblings >= SOLVED_ROLLOUTS
+    assert not patient.solved, "flat_steps=0 was set"
 
 
 def test_an_unknown_schedule_is_an_error() -> None:

@@ -103,13 +103,13 @@ def slow(*values: object) -> Any:
 @pytest.mark.parametrize(
     ("body", "parts"),
     [
-        slow("raise ValueError('my bug')", ["AgentError All 4 rollouts", "ValueError: my bug"]),
+        slow("raise ValueError('my bug')", ["AgentError There is nothing to learn from", "4 of 4 (100%)", ": my bug"]),
         slow("return float(task % 2)", ["AgentError The agent never called the model", "base_url=llm.endpoint"]),
         (
             SWALLOWS,
             ["AgentError No model call of the agent was answered: 4 arrived at", "(4×): 'messages' is empty"],
         ),
-        slow("return None", ["AgentError All 4 rollouts", "emitted no reward"]),
+        slow("return None", ["AgentError There is nothing to learn from", "4 of 4 (100%)", "emitted no reward"]),
     ],
     ids=["raises", "never calls the model", "is refused", "returns nothing"],
 )

@@ -36,6 +36,9 @@ LOOK_AGAIN = 5
 """Steps between one look at whether the reward has risen and the next."""
 FLAT_STEPS = 5
 """Steps in a row without any difference between siblings that are worth a word."""
+SOLVED_ROLLOUTS = 100
+"""Rollouts in a row with the highest reward after which the tasks count as solved: a policy that fails one time in 33
+or more has so many in a row with a probability below 0.05 (the rule of three)."""
 _TOO_HARD = (
     "If it is always low, the tasks are too hard or the reward too strict: start with easier tasks or give partial "
     "rewards. If it is always high, the agent has nothing left to learn."
@@ -70,7 +73,8 @@ class Preflight:
         policies: the aliases of several policies.
         learned: siblings have differed before, in the part of the run that is being resumed.
         compares: the algorithm learns from how rollouts of a step differ.
-        flat_steps: steps in a row without any difference after which a run that has never learned stops; 0: never.
+        flat_steps: steps in a row without any difference after which a run that has never learned stops; 0: nothing
+            that earns the same ends the run.
         turned_away: what the gateway counts of requests that belonged to no attempt.
         selected_by: the settings that choose which calls are trained.
         objections: asked about the first step's rollouts, with `settings`.
@@ -88,11 +92,12 @@ class Preflight:
         self._reporter = reporter
         self._learned = self._heard = learned
         self._flat = 0
+        self._highest_in_a_row = 0
         self._failed = 0
         self._highest = -math.inf
         self._lowest = math.inf
         self.solved = False
-        """All siblings have earned the highest reward of the run for `FLAT_STEPS` steps, after learning: it is done."""
+        """After learning, all rollouts of `FLAT_STEPS` steps, `SOLVED_ROLLOUTS` or more, earned the highest reward."""
         self.stuck = False
         """There has been nothing to learn for a while, just now: what was learned by then should be saved."""
         self._told: set[str] = set()
@@ -165,18 +170,22 @@ class Preflight:
         self._highest = max([self._highest, *rewards])
         self._lowest = min([self._lowest, *rewards])
         if groups_to_learn_from(usable, self._rule, self._policies):
-            self._flat, self.stuck, self._learned = 0, False, True
+            self._flat, self._highest_in_a_row, self.stuck, self._learned = 0, 0, False, True
             return
+        at_the_top = rewards == [self._highest]
         self._flat += 1
+        self._highest_in_a_row = self._highest_in_a_row + len(usable) if at_the_top else 0
         self.stuck = self._learned and self._flat == FLAT_STEPS
-        if self._learned and self._flat >= FLAT_STEPS and rewards == [self._highest]:
-            self.solved = True
+        if self._learned and self._flat >= FLAT_STEPS and self._highest_in_a_row >= SOLVED_ROLLOUTS:
+            self.solved = self._flat_steps > 0
+            end = "training ends here" if self.solved else "the run goes on all the same (flat_steps=0)"
             self._tell(
-                f"For {FLAT_STEPS} steps every rollout earned the highest reward seen ({self._highest:g}): nothing is "
-                "left to learn from these tasks, and training ends here.",
+                f"The last {self._highest_in_a_row} rollouts all earned the highest reward seen ({self._highest:g}): "
+                f"nothing is left to learn from these tasks, and {end}.",
+                key="solved",
                 verdict=True,
             )
-        elif self.stuck:
+        elif self.stuck and not at_the_top:
             text = f"{_same(self._flat, rewards)} The run goes on with its next tasks. {_TOO_HARD}"
             self._tell(text, verdict=True)
         elif not self._learned and self._flat_steps and self._flat >= self._flat_steps:
@@ -208,8 +217,8 @@ class Checks(SettingsGroup, Part):
     """What to do where training would be meaningless (no call of the agent, no tokens, no differing rewards): stop with
     the cause, or say it and go on."""
     flat_steps: NonNegativeInt = FLAT_STEPS
-    """Stop a run that has never learned when all siblings have earned the same for so many steps; 0: never. One that
-    has learned is saved and goes on."""
+    """Stop a run that has never learned when all siblings have earned the same for so many steps. One that has learned
+    is saved and goes on, and ends when its last 100 rollouts all earned the most seen. 0: neither ends a run."""
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Checks:
