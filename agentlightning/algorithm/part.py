@@ -203,7 +203,7 @@ class RunHooks:
         """Before a step is learned. Raises AgentError where it should not be."""
 
     def again(self, step: int) -> Sequence[Episode]:
-        """Rollouts of earlier steps that step `step` (counted from 1) learns again."""
+        """Further rollouts that step `step` (counted from 1) learns: those of earlier steps again, or continuations."""
         return ()
 
     def learned(self, sampled: Sampled, again: Sequence[Episode]) -> Mapping[str, Any]:

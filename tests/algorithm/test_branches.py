@@ -17,11 +17,13 @@ from openai import AsyncOpenAI
 
 import agentlightning as agl
 from agentlightning.algorithm.credit.assignment import credit
+from agentlightning.algorithm.credit.continuations import with_continuations
 from agentlightning.algorithm.credit.modes import CREDIT_MODES
 from agentlightning.algorithm.credit.units import STATES, CreditRule, Unit, known_states, state_values
-from agentlightning.algorithm.episode import collect
+from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.dashboard.advantages import advantages_of
 from agentlightning.errors import ConfigError
+from agentlightning.learner.packing import CreditedCall
 from agentlightning.metrics import SilentConsole, read_metrics
 from agentlightning.store import SqliteLightningStore
 from agentlightning.types import Rollout
@@ -139,6 +141,70 @@ def test_the_gradient_is_that_of_the_reward() -> None:
     assert found.var(0).sum() < 0.8 * whole.var(0).sum(), "and it is nearer in each step"
     afterwards = gradients(lambda _, path, t: path[t] == 1)
     assert worst(afterwards) > 6, "states that are chosen by what was done in them would bend it"
+
+
+# ---- continuations that are trained, too -----------------------------------------------------------------------------
+
+
+def fork_of(root: Episode, at: int, reward: float, number: int) -> Episode:
+    """A continuation of a rollout of three calls of one token, from the state before its call `at`."""
+    made = episode("none", [(reward, 2)], tokens=(1, 1, 1), name=f"{root.rollout.rollout_id}-{at}-{number}")
+    calls = [replace(c, info=replace(c.info, trained=n >= at)) for n, c in enumerate(made.calls)]
+    return replace(made, calls=calls)
+
+
+def tree_of(random: np.random.Generator, size: int, continuations: int) -> tuple[list[CreditedCall], dict[str, Any]]:
+    """The credit of a group with its continuations, and what was chosen in each rollout."""
+    roots, going_on, values, paths = [], {}, {}, {}
+    for n in range(size):
+        path = walked(random)
+        root = episode("g", [(REWARDS[path], 2)], tokens=(1, 1, 1), name=f"r{n}")
+        roots.append(root)
+        paths[root.rollout.rollout_id] = path
+        for t in (1, 2):
+            if random.random() < 0.5:
+                ends = [walked(random, path[:t]) for _ in range(continuations)]
+                forks = [fork_of(root, t, REWARDS[end], number) for number, end in enumerate(ends)]
+                going_on.setdefault(root.rollout.rollout_id, {})[t] = forks
+                values[root.calls[t].info.call_id] = np.array([np.mean([REWARDS[end] for end in ends])], np.float32)
+                paths |= {fork.rollout.rollout_id: end for fork, end in zip(forks, ends, strict=True)}
+    rule = replace(RLOO, normalization="sum")
+    batches = credit(roots, replace(rule, keep_flat=True), values=values)
+    (batch,) = with_continuations(batches, roots, rule, going_on)
+    return batch, paths
+
+
+def test_the_gradient_with_trained_continuations_is_that_of_the_reward() -> None:
+    exact = sum(likelihood(p) * r * sum(score(p, t) for t in range(3)) for p, r in REWARDS.items())
+    random = np.random.default_rng(3)
+    found = np.zeros((800, len(THETA)))
+    for g in range(len(found)):
+        batch, paths = tree_of(random, size=3, continuations=3)
+        for c in batch:
+            name, t = c.call.info.call_id.rsplit("-", 1)
+            found[g] += float(c.weights[0] * c.advantages[0]) * score(paths[name], int(t))
+    errors = np.abs(found.mean(0) - exact) / (found.std(0) / np.sqrt(len(found)))
+    assert errors.max() < 3.5
+    alone = gradients(by_itself, groups=800, size=3, continuations=3)
+    assert found.var(0).sum() < 0.8 * alone.var(0).sum(), "and nearer than where they only say what states are worth"
+
+
+def test_a_state_keeps_its_place_however_many_go_on_from_it() -> None:
+    root = episode("g", [(1.0, 2)], tokens=(1, 1, 1), name="a")
+    other = episode("g", [(0.0, 2)], tokens=(1, 1, 1), name="b")
+    forks = {1: [fork_of(root, 1, r, n) for n, r in enumerate((1.0, 0.0, 0.5))], 2: [fork_of(root, 2, 0.25, 0)]}
+    batches = credit([root, other], replace(RLOO, keep_flat=True), values={})
+    (batch,) = with_continuations(batches, [root, other], RLOO, {"a": forks})
+    weights = {c.call.info.call_id: float(c.weights[0]) for c in batch}
+    assert {name: weight * 6 for name, weight in weights.items()} == pytest.approx(
+        {"a-0": 1, "a-1": 1 / 4, "a-2": 1 / 8, **{f"b-{t}": 1 for t in range(3)}, "a-2-0-2": 1 / 8}
+        | {f"a-1-{n}-{t}": 1 / 4 for n in range(3) for t in (1, 2)}
+    )
+    worths = {c.call.info.call_id: float(c.advantages[0]) for c in batch}
+    assert worths["a-1-0-1"] == pytest.approx(1.0 - (1.0 + 0.0 + 0.5) / 3)
+    assert worths["a-2-0-2"] == pytest.approx(0.25 - 1.0)
+    assert len({c.group for c in batch if c.call.info.call_id.startswith("a")}) == 1, "they share their first tokens"
+    assert len({c.sequence for c in batch}) == 6
 
 
 # ---- whole runs ------------------------------------------------------------------------------------------------------

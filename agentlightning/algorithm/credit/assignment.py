@@ -60,7 +60,7 @@ def credit(
         counts_R[unit.rollout] |= unit.counts
     worths = assigned.advantages
     useful = {u.rollout for u, a in zip(units, worths, strict=True) if u.counts and (rule.keep_flat or _any(a))}
-    weigh = _as_they_are if estimator.selects else _as_drawn
+    weigh = _as_they_are if estimator.selects else as_drawn
     # Agents that are rewarded apart have pairs of their own.
     numbers_U = numbers([u.group if estimator.pairs else u.group[0] for u in units])
     batches: list[list[CreditedCall]] = []
@@ -201,9 +201,20 @@ def _as_they_are(call: Call, weight: float) -> Float32Array:
     return np.full(len(call.response_ids), weight, dtype=np.float32)
 
 
-def _as_drawn(call: Call, weight: float) -> Float32Array:
+def as_drawn(call: Call, weight: float) -> Float32Array:
+    """The weights of a call's tokens: `weight`, or less where a filter made a token likelier than the policy does."""
+    return _as_they_are(call, weight) * _unfiltered(call)
+
+
+def plain_weight(credited: CreditedCall) -> float:
+    """The weight that a call's tokens have where nothing was filtered: the inverse of `as_drawn`."""
+    likeliest = int(np.argmax(shares := _unfiltered(credited.call)))
+    return float(credited.weights[likeliest] / max(shares[likeliest], np.finfo(np.float32).tiny))
+
+
+def _unfiltered(call: Call) -> Float32Array:
     filtered = filter_weights(call.plain_logprobs, call.logprobs)
-    return _as_they_are(call, weight) * np.where(is_kept(call), 1.0, filtered).astype(np.float32)
+    return np.where(is_kept(call), 1.0, filtered).astype(np.float32)
 
 
 def _credited(

@@ -119,24 +119,31 @@ def branches(units: Sequence[Unit], rule: CreditRule, counts_U: Array, values: V
     own advantage. Where no state in the middle is known it is `broadcast`.
     """
     advantages = [list(a) for a in broadcast(units, rule, counts_U, values).advantages]
-    groups_U = numbers([u.group for u in units])
     for n, unit in enumerate(units):
         known = [(t, values[c.info.call_id]) for t, c in enumerate(unit.calls) if c.info.call_id in values]
         if not known or not counts_U[n]:
             continue
-        members = np.flatnonzero(groups_U == groups_U[n]).tolist()
-        earned, own, alone = (
-            np.array([units[m].total for m in members], np.float32),
-            np.equal(members, n),
-            groups_U[members],
-        )
+        worth = estimated(units, rule, counts_U, n)
         whole, start, before = advantages[n][0], 0, 0.0
         for t, value in known:
-            at = float(rule.estimator(np.where(own, value[0], earned), alone, counts_U[members])[own][0])
+            at = worth(float(value[0]))
             advantages[n][start:t] = [at - before] * (t - start)
             start, before = t, at
         advantages[n][start:] = [whole - before] * (len(unit.calls) - start)
     return Assigned(advantages, _no_returns(units))
+
+
+def estimated(units: Sequence[Unit], rule: CreditRule, counts_U: Array, n: int) -> Callable[[float], float]:
+    """The advantage of the n-th unit as a function of what it would have earned, its siblings being as they are."""
+    groups = [u.group for u in units]
+    members = [m for m, group in enumerate(groups) if group == groups[n]]
+    earned = np.array([units[m].total for m in members], np.float32)
+    own, alone = np.equal(members, n), np.zeros(len(members), np.int32)
+
+    def worth(value: float) -> float:
+        return float(rule.estimator(np.where(own, np.float32(value), earned), alone, counts_U[members])[own][0])
+
+    return worth
 
 
 def hierarchical(units: Sequence[Unit], rule: CreditRule, counts_U: Array, values: Values) -> Assigned:

@@ -10,19 +10,23 @@ than `turns` are taken. Nothing that comes after a turn has a say, so the values
 depend on what the call did, and those that follow it are right on average. A choice among all turns of a finished
 rollout, such as "the most uncertain ones", would not be so.
 
-The values of a rollout's states stand in its metadata, so that they are there when the run goes on after a kill.
+Continuations are trained, too, from where they go on (`credit.continuations`).
+
+The values of a rollout's states and the names of its continuations stand in its metadata, so that they are there when
+the run goes on after a kill.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import PositiveInt
 
+from agentlightning.algorithm.credit.continuations import with_continuations
 from agentlightning.algorithm.credit.units import STATES, known_states, make_units, state_values
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, RunHooks, RunScope, Update
@@ -34,6 +38,7 @@ from agentlightning.algorithm.settings import Share, TrainingSettings
 from agentlightning.arguments import Needs, SettingsGroup
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.replay import REPLAYED
+from agentlightning.learner.packing import CreditedCall
 from agentlightning.types import EnqueueRolloutRequest, RecordedAttempt, RolloutMode, recording_of
 from agentlightning.types.arrays import np
 from agentlightning.types.recording import FORK_OF, tool_call_ids_of
@@ -56,6 +61,8 @@ class Branches(SettingsGroup, Part):
     """How likely the state before a turn is valued; that before the first turn is known from the siblings."""
     turns: Annotated[PositiveInt, _BRANCHES] = 2
     """States of one rollout that are valued at most."""
+    train: Annotated[bool, _BRANCHES] = True
+    """Whether what continuations sample is trained, too; else it is only looked at."""
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Branches | None:
@@ -109,6 +116,9 @@ class _Branching(RunHooks):
         self._run = run
         self._store = run.context.store
         self._warned = False
+        self._going_on: dict[str, Sequence[Episode]] = {}
+        """The continuations of rollouts that are not learned yet, by rollout."""
+        self._due: list[Episode] = []
 
     async def finished(self, groups: Sequence[Sequence[str]]) -> None:
         settings = self._run.settings
@@ -129,17 +139,25 @@ class _Branching(RunHooks):
             forks.setdefault((fork.rollout.metadata[FORK_OF], fork.rollout.metadata["at"]), []).append(fork)
         for episode, _ in new:
             about: dict[str, Any] = {"of": episode.rollout.rollout_id, "values": {}, "forks": 0, "lost": 0, "tokens": 0}
+            good: list[Episode] = []
             for state in states[episode.rollout.rollout_id]:
                 went_on = forks.get((episode.rollout.rollout_id, state.at), [])
-                earned = [x for fork in went_on if (x := self._earned(fork, state)) is not None]
+                counted = {n: x for n, fork in enumerate(went_on) if (x := self._earned(fork, state)) is not None}
+                earned = [*counted.values()]
+                good += [went_on[n] for n in counted]
                 if earned:
                     about["values"][episode.calls[state.at].info.call_id] = fmean(earned)
                 about["forks"] += len(went_on)
                 about["lost"] += len(went_on) - len(earned)
                 about["tokens"] += sum(len(c.response_ids) for fork in went_on for c in fork.calls if not _replayed(c))
+            about["trained"] = [e.rollout.rollout_id for e in good] if self._part.train else []
             await self._store.update_rollout(
                 episode.rollout.rollout_id, metadata={**episode.rollout.metadata, STATES: about}
             )
+            self._going_on[episode.rollout.rollout_id] = good if self._part.train else []
+        for name in found.keys() - self._going_on.keys():  # valued before the run was interrupted
+            ids = known_states(found[name].rollout).get("trained", [])
+            self._going_on[name] = await collect(self._store, ids, settings.reward_weights) if ids else []
 
     async def _states(self, episode: Episode, number: int) -> list[_State]:
         """Those of a rollout that are valued, the rollout being the `number`-th of its siblings."""
@@ -181,6 +199,14 @@ class _Branching(RunHooks):
             return None
         return units[0].total
 
+    def check(self, sampled: Sampled) -> None:
+        for episode in sampled.dropped:
+            self._going_on.pop(episode.rollout.rollout_id, None)
+        self._due = [one for e in sampled.episodes for one in self._going_on.pop(e.rollout.rollout_id, ())]
+
+    def again(self, step: int) -> Sequence[Episode]:
+        return self._due
+
     def measure(self, sampled: Sampled) -> dict[str, Any]:
         known = [about for e in (*sampled.episodes, *sampled.dropped) if (about := known_states(e.rollout))]
         forks, lost = (sum(about[name] for about in known) for name in ("forks", "lost"))
@@ -200,8 +226,36 @@ class _Branching(RunHooks):
 
 
 class _KnownStates(PolicyHooks):
+    """What is known of states is what calls are compared with; continuations are trained beside their rollouts."""
+
+    def __init__(self) -> None:
+        self._going_on: dict[str, dict[int, list[Episode]]] = {}
+        self._keep_flat = False
+
     async def before_credit(self, update: Update) -> None:
+        self._going_on = {}
+        for episode in update.episodes:
+            about = episode.rollout.metadata
+            if FORK_OF in about:
+                self._going_on.setdefault(about[FORK_OF], {}).setdefault(about["at"], []).append(episode)
+        update.episodes = [e for e in update.episodes if FORK_OF not in e.rollout.metadata]
         update.values |= state_values(update.episodes)
+        self._keep_flat = update.rule.keep_flat
+        if self._going_on:  # a rollout without advantage says where those that go on from it belong
+            update.rule = replace(update.rule, keep_flat=True)
+
+    async def after_credit(self, update: Update) -> None:
+        if not self._going_on:
+            return
+        update.rule = replace(update.rule, keep_flat=self._keep_flat)
+        batches = with_continuations(update.batches, update.episodes, update.rule, self._going_on)
+        update.batches = batches if self._keep_flat else [_teaching(batch) for batch in batches]
+
+
+def _teaching(batch: Sequence[CreditedCall]) -> list[CreditedCall]:
+    """Without conversations of which no call has an advantage: they have no gradient."""
+    teaches = {c.sequence for c in batch if c.advantages.any()}
+    return [c for c in batch if c.sequence in teaches]
 
 
 def _replayed(call: Any) -> bool:

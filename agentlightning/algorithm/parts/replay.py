@@ -135,6 +135,7 @@ class _Replaying(RunHooks):
         self._groups = part.groups
         self._run = run
         self._buffer = ReplayBuffer(part.size, part.priority, run.settings.seed)
+        self._drawn: list[Episode] = []
 
     async def load(self, state: Sequence[Mapping[str, Any]]) -> None:
         await self._buffer.return_to(self._run.context.store, state, self._run.settings.reward_weights)
@@ -143,12 +144,13 @@ class _Replaying(RunHooks):
         return self._buffer.state
 
     def again(self, step: int) -> list[Episode]:
-        return self._buffer.draw(self._groups, step)
+        self._drawn = self._buffer.draw(self._groups, step)
+        return self._drawn
 
     def learned(self, sampled: Sampled, again: Sequence[Episode]) -> dict[str, Any]:
         settings = self._run.settings
         rule = settings.credit_rule()
         teaching = groups_to_learn_from(sampled.episodes, rule, settings.adapters)
         self._buffer.add(sampled.episodes, teaching, rule)
-        names = dict.fromkeys(str(e.rollout.metadata.get("group")) for e in again)
-        return {"replayed": len(again), "replayed_groups": list(names)}
+        names = dict.fromkeys(str(e.rollout.metadata.get("group")) for e in self._drawn)
+        return {"replayed": len(self._drawn), "replayed_groups": list(names)}
