@@ -1,10 +1,10 @@
 """Credit by branches against GRPO and RLOO at equal sampled tokens, on a game of several turns.
 
-    python benchmarks/branches.py [--steps 30] [--seeds 5] [--task bidding] [--quick] [--json] [--results FILE.jsonl]
+    python benchmarks/branches.py [--steps 30] [--seeds 5] [--task NAME] [--quick] [--json] [--results FILE.jsonl]
 
-Each run is that of `benchmarks/algorithms.py`, in a process of its own, two at a time. Continuations sample tokens that
-are not trained, so runs are compared by the mean reward of the steps within the same number of sampled tokens: that of
-the run that sampled fewest. The seconds of a step stand beside.
+Each run is that of `benchmarks/algorithms.py`, in a process of its own, two at a time. Continuations sample tokens,
+too, so runs are compared by the mean reward of the steps within the same number of sampled tokens: that of the run that
+sampled fewest. Ways that sample more in a step make fewer steps. The seconds of a step stand beside.
 """
 
 from __future__ import annotations
@@ -26,9 +26,16 @@ from benchmarks.algorithms import STUDENT, run
 
 WAYS = {
     "RLOO": "RLOO()",
-    "branches": "RLOO(credit='branches', branch_share=0.5)",
-    "branches, half the rollouts": "RLOO(credit='branches', branch_share=0.5, group_size=4)",
+    "branches": "RLOO(credit='branches')",
+    "branches, half the rollouts": "RLOO(credit='branches', group_size={half})",
+    "branches, continuations not trained": "RLOO(credit='branches', branches={{'train': False}})",
 }
+STEPS = {"RLOO": 1.0, "branches": 0.4, "branches, half the rollouts": 0.7, "branches, continuations not trained": 0.4}
+"""How many of the steps each way makes, which sample about as many tokens."""
+HALF = {"bidding": 4, "eight questions": 3}
+"""Half of the siblings that the task's runs have."""
+SUMMED = {"eight questions": "rollout_return='sum'"}
+"""Settings of a task whose rollouts are rewarded on the way."""
 SECONDS = ("sampling_seconds", "learning_seconds")
 
 
@@ -42,7 +49,7 @@ def within(rows: list[dict[str, Any]], tokens: int) -> dict[str, float]:
     taken, used = [], 0
     for row in rows:
         used += sampled(row)
-        if used > tokens:
+        if taken and used > tokens:
             break
         taken.append(row["reward"])
     return {"steps": len(taken), "mean": statistics.fmean(taken), "last": statistics.fmean(taken[-3:])}
@@ -60,7 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--task", default="bidding")
+    parser.add_argument("--task", default="bidding", choices=[*HALF])
     parser.add_argument("--results", type=Path, help="keep finished runs here, and do not repeat them")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", action="store_true")
@@ -72,7 +79,9 @@ def main() -> None:
 
     def one(asked: tuple[str, int]) -> None:
         way, seed = asked
-        rows = [r for r in run(WAYS[way], steps, seed, task=options.task) if r.get("step") and "reward" in r]
+        algorithm = WAYS[way].format(half=HALF[options.task])[:-1] + f", {SUMMED.get(options.task, '')})"
+        found = run(algorithm.replace("(, ", "("), max(2, round(steps * STEPS[way])), seed, task=options.task)
+        rows = [r for r in found if r.get("step") and "reward" in r]
         kept = [{k: r[k] for k in ("reward", "tokens", "branches/tokens", *SECONDS) if k in r} for r in rows]
         done[asked] = kept
         if options.results:
