@@ -27,6 +27,7 @@ from agentlightning.algorithm.parts.branches import Branches
 from agentlightning.algorithm.parts.constraint import Constraint
 from agentlightning.algorithm.parts.correction import Correction
 from agentlightning.algorithm.parts.critic import Critic
+from agentlightning.algorithm.parts.explore import Explore
 from agentlightning.algorithm.parts.group_judge import GroupJudge
 from agentlightning.algorithm.parts.league import League
 from agentlightning.algorithm.parts.moving_baseline import MovingBaseline
@@ -70,6 +71,7 @@ __all__ = [
     "Distill",
     "DrGRPO",
     "Estimator",
+    "Explore",
     "GroupJudge",
     "Joint",
     "League",

@@ -20,6 +20,7 @@ from agentlightning.algorithm.parts.constraint import Constraint, Constraints
 from agentlightning.algorithm.parts.correction import Correction, CorrectionKind
 from agentlightning.algorithm.parts.critic import Critic
 from agentlightning.algorithm.parts.curriculum import DrawnTasks
+from agentlightning.algorithm.parts.explore import Explore
 from agentlightning.algorithm.parts.gdpo import Decoupled
 from agentlightning.algorithm.parts.gradient_noise import GradientNoise
 from agentlightning.algorithm.parts.group_judge import GroupJudge
@@ -49,6 +50,7 @@ PARTS: tuple[type[Part], ...] = (
     Replay,
     GroupJudge,
     Branches,
+    Explore,
     Watched,
     Decoupled,
     # before credit: rewards, then what they are compared with
@@ -87,6 +89,8 @@ class FeatureSettings(TrainingSettings):
     """A moving average of earlier returns that is subtracted."""
     branches: Nested[Branches, int] = Nested(Branches())
     """How states in the middle of a rollout are valued by continuations."""
+    explore: Nested[Explore, Literal["none", "fork_successes"]] = Nested(Explore())
+    """Whether rare successes are gone on from."""
     critic: Nested[Critic, float] = Nested(Critic())
     """How the critic of PPO is used."""
     teacher: Nested[Teacher, str] = Nested(Teacher())

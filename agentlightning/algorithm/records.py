@@ -68,6 +68,11 @@ FLAT: Mapping[str, tuple[str, str]] = {
     "branches": ("branches", "continuations"),
     "branch_share": ("branches", "share"),
     "branch_turns": ("branches", "turns"),
+    "branch_train": ("branches", "train"),
+    "explore": ("explore", "how"),
+    "explore_below": ("explore", "below"),
+    "explore_forks": ("explore", "continuations"),
+    "explore_back": ("explore", "back"),
     "lam": ("critic", "lam"),
     "critic_warmup": ("critic", "warmup"),
     "weight_decay": ("adam", "weight_decay"),
@@ -120,6 +125,10 @@ if TYPE_CHECKING:
         flat_steps: int = 5
         branch_share: float = 0.5
         branch_turns: int = 2
+        branch_train: bool = True
+        explore_below: float = 0.25
+        explore_forks: int = 4
+        explore_back: int = 1
         lam: float = 1.0
         critic_warmup: int = 0
         temperature: float = 1.0

@@ -17,6 +17,7 @@ from agentlightning.algorithm.credit.modes import estimated
 from agentlightning.algorithm.credit.units import CreditRule, Unit, make_units
 from agentlightning.algorithm.episode import Episode
 from agentlightning.learner.packing import CreditedCall
+from agentlightning.types import Call
 from agentlightning.types.arrays import np
 
 Continuations = Mapping[int, Sequence[Episode]]
@@ -28,11 +29,16 @@ def with_continuations(
     episodes: Sequence[Episode],
     rule: CreditRule,
     going_on: Mapping[str, Continuations],
+    *,
+    with_their_rollout: bool = True,
 ) -> list[list[CreditedCall]]:
     """The minibatches with the calls of continuations, each in that of the rollout it goes on from.
 
-    `batches`: the credit of `episodes` by `rule`, with the calls of rollouts that have no advantage. `going_on`: by
-    rollout id. Every continuation counts and has one unit.
+    `batches`: the credit of `episodes` by `rule`; rollouts whose calls are not in it are passed over, so keep those
+    without advantage. `going_on`: by rollout id. Every continuation counts and has one unit.
+    `with_their_rollout`: as above. If not, the rollout keeps its weight, continuations are compared with each other
+    alone, and the m of a state have together the weight of one rollout: for a state that was chosen by what its rollout
+    earned, and for two continuations or more.
     """
     units = make_units(episodes, rule, {})
     counts_U = np.array([u.counts for u in units], dtype=bool)
@@ -49,12 +55,14 @@ def with_continuations(
             weight, group, share = plain_weight(own[0]), own[0].group, 1.0
             worth = estimated(units, rule, counts_U, n)
             for at, siblings in sorted(branches.items()):
-                share /= len(siblings) + 1
-                for call in root.calls[at:]:
-                    if (credited := by_id.get(call.info.call_id)) is not None:
-                        by_id[call.info.call_id] = replace(credited, weights=credited.weights / (len(siblings) + 1))
                 ends = [make_units([e], rule, {})[0] for e in siblings]
-                earned = [unit.total, *(end.total for end in ends)]
+                earned = [end.total for end in ends]
+                if with_their_rollout:
+                    earned.append(unit.total)
+                    _scale(by_id, root.calls[at:], 1 / len(earned))
+                    share /= len(earned)
+                else:
+                    share = 1 / len(earned)
                 for end in ends:
                     others = (sum(earned) - end.total) / (len(earned) - 1)
                     advantage = worth(end.total) - worth(others)
@@ -62,6 +70,13 @@ def with_continuations(
                     added += _credited(end, sequence, group, advantage, weight * share)
         found.append([*by_id.values(), *added])
     return found
+
+
+def _scale(by_id: dict[str, CreditedCall], calls: Sequence[Call], share: float) -> None:
+    """Let calls weigh `share` of what they did."""
+    for call in calls:
+        if (credited := by_id.get(call.info.call_id)) is not None:
+            by_id[call.info.call_id] = replace(credited, weights=credited.weights * np.float32(share))
 
 
 def _credited(unit: Unit, sequence: int, group: int, advantage: float, weight: float) -> list[CreditedCall]:

@@ -27,21 +27,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import PositiveInt
 
 from agentlightning.algorithm.credit.continuations import with_continuations
-from agentlightning.algorithm.credit.units import STATES, known_states, make_units, state_values
+from agentlightning.algorithm.credit.units import STATES, known_states, state_values
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, RunHooks, RunScope, Update
 from agentlightning.algorithm.parts.constraint import Constraints
 from agentlightning.algorithm.parts.scales import Scales
 from agentlightning.algorithm.records import value_of
-from agentlightning.algorithm.sampling.rollouts import run_rollouts
+from agentlightning.algorithm.sampling.going_on import Continued, by_state, go_on, states_of, turns_of
 from agentlightning.algorithm.settings import Share, TrainingSettings
 from agentlightning.arguments import Needs, SettingsGroup
 from agentlightning.errors import ConfigError
-from agentlightning.gateway.replay import REPLAYED
 from agentlightning.learner.packing import CreditedCall
-from agentlightning.types import EnqueueRolloutRequest, RecordedAttempt, RolloutMode, recording_of
 from agentlightning.types.arrays import np
-from agentlightning.types.recording import FORK_OF, tool_call_ids_of
+from agentlightning.types.recording import FORK_OF
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.episode import Sampled
@@ -100,16 +98,6 @@ class Branches(SettingsGroup, Part):
         return _KnownStates()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _State:
-    """Where a rollout was before one of its calls."""
-
-    episode: Episode
-    at: int
-    """Index of that call."""
-    recording: RecordedAttempt
-
-
 class _Branching(RunHooks):
     def __init__(self, part: Branches, run: RunScope) -> None:
         self._part = part
@@ -121,7 +109,7 @@ class _Branching(RunHooks):
         self._due: list[Episode] = []
 
     async def finished(self, groups: Sequence[Sequence[str]]) -> None:
-        settings = self._run.settings
+        settings, context = self._run.settings, self._run.context
         read = await collect(self._store, [i for group in groups for i in group], settings.reward_weights)
         found = {e.rollout.rollout_id: e for e in read}
         new = [
@@ -130,74 +118,38 @@ class _Branching(RunHooks):
             for number, rollout_id in enumerate(group)
             if rollout_id in found and not known_states(found[rollout_id].rollout)
         ]
-        states = {e.rollout.rollout_id: await self._states(e, number) for e, number in new}
-        requests = [request for of_one in states.values() for s in of_one for request in await self._requests(s)]
+        states = [s for e, number in new for s in await states_of(context, e, self._chosen(e, number))]
         step = new[0][0].rollout.metadata["step"] if new else 0
-        forks: dict[tuple[str, int], list[Episode]] = {}
-        status = f"step {step}: going on from states"
-        for fork in await run_rollouts(self._run.context, requests, status, settings.reward_weights, settings.stall):
-            forks.setdefault((fork.rollout.metadata[FORK_OF], fork.rollout.metadata["at"]), []).append(fork)
+        continued = await go_on(context, settings, states, self._part.continuations, step)
         for episode, _ in new:
-            about: dict[str, Any] = {"of": episode.rollout.rollout_id, "values": {}, "forks": 0, "lost": 0, "tokens": 0}
-            good: list[Episode] = []
-            for state in states[episode.rollout.rollout_id]:
-                went_on = forks.get((episode.rollout.rollout_id, state.at), [])
-                counted = {n: x for n, fork in enumerate(went_on) if (x := self._earned(fork, state)) is not None}
-                earned = [*counted.values()]
-                good += [went_on[n] for n in counted]
-                if earned:
-                    about["values"][episode.calls[state.at].info.call_id] = fmean(earned)
-                about["forks"] += len(went_on)
-                about["lost"] += len(went_on) - len(earned)
-                about["tokens"] += sum(len(c.response_ids) for fork in went_on for c in fork.calls if not _replayed(c))
-            about["trained"] = [e.rollout.rollout_id for e in good] if self._part.train else []
-            await self._store.update_rollout(
-                episode.rollout.rollout_id, metadata={**episode.rollout.metadata, STATES: about}
-            )
-            self._going_on[episode.rollout.rollout_id] = good if self._part.train else []
+            own = [(s.at, c) for s, c in zip(states, continued, strict=True) if s.episode is episode]
+            await self._keep(episode, own)
         for name in found.keys() - self._going_on.keys():  # valued before the run was interrupted
             ids = known_states(found[name].rollout).get("trained", [])
             self._going_on[name] = await collect(self._store, ids, settings.reward_weights) if ids else []
 
-    async def _states(self, episode: Episode, number: int) -> list[_State]:
-        """Those of a rollout that are valued, the rollout being the `number`-th of its siblings."""
+    def _chosen(self, episode: Episode, number: int) -> list[int]:
+        """Before which calls of a rollout, the `number`-th of its siblings, states are valued."""
         part, about, settings = self._part, episode.rollout.metadata, self._run.settings
         if settings.credit_rule().uses[episode.outcome] != "train":
             return []
-        turns = [n for n, call in enumerate(episode.calls) if call.info.trained and len(call.response_ids)]
         random = np.random.default_rng([settings.seed, about["step"], zlib.crc32(str(about["group"]).encode()), number])
-        chosen = [n for n in turns[1:] if random.random() < part.share][: part.turns]
-        if not chosen:
-            return []
-        spans = (await self._store.query_spans(episode.rollout.rollout_id, "latest")).items
-        tools = tool_call_ids_of(spans)
-        answered = [[c for c in episode.calls[:n] if len(c.response_ids)] for n in chosen]
+        return [n for n in turns_of(episode)[1:] if random.random() < part.share][: part.turns]
+
+    async def _keep(self, episode: Episode, continued: Sequence[tuple[int, Continued]]) -> None:
+        """Write down what states are worth, by the call before which each was."""
         name = episode.rollout.rollout_id
-        return [
-            _State(episode, n, recording_of(name, calls, tools, diverged="refuse"))
-            for n, calls in zip(chosen, answered, strict=True)
-        ]
-
-    async def _requests(self, state: _State) -> list[EnqueueRolloutRequest]:
-        """The rollouts that go on from a state. Its record is stored once."""
-        rollout, context = state.episode.rollout, self._run.context
-        given = context.resources.resources if context.resources else {}
-        stored = await self._store.add_resources({**given, STATES: state.recording})
-        request = EnqueueRolloutRequest(
-            input=rollout.input,
-            mode=RolloutMode.TRAIN,
-            resources_id=stored.resources_id,
-            config=self._run.settings.rollout_config,
-            metadata={"step": rollout.metadata["step"], FORK_OF: rollout.rollout_id, "at": state.at},
-        )
-        return [request] * self._part.continuations
-
-    def _earned(self, fork: Episode, state: _State) -> float | None:
-        """What a continuation earned; None where it failed, or was not in the state."""
-        units = make_units([fork], self._run.settings.credit_rule(), {})
-        if sum(map(_replayed, fork.calls)) < len(state.recording.calls) or len(units) != 1 or not units[0].counts:
-            return None
-        return units[0].total
+        trained = [e for _, one in continued for e in one.good] if self._part.train else []
+        about = {
+            "of": name,
+            "values": {episode.calls[at].info.call_id: fmean(one.earned) for at, one in continued if one.earned},
+            "forks": sum(len(one.all) for _, one in continued),
+            "lost": sum(len(one.all) - len(one.good) for _, one in continued),
+            "tokens": sum(one.tokens for _, one in continued),
+            "trained": [e.rollout.rollout_id for e in trained],
+        }
+        await self._store.update_rollout(name, metadata={**episode.rollout.metadata, STATES: about})
+        self._going_on[name] = trained
 
     def check(self, sampled: Sampled) -> None:
         for episode in sampled.dropped:
@@ -233,11 +185,7 @@ class _KnownStates(PolicyHooks):
         self._keep_flat = False
 
     async def before_credit(self, update: Update) -> None:
-        self._going_on = {}
-        for episode in update.episodes:
-            about = episode.rollout.metadata
-            if FORK_OF in about:
-                self._going_on.setdefault(about[FORK_OF], {}).setdefault(about["at"], []).append(episode)
+        self._going_on = by_state(update.episodes)
         update.episodes = [e for e in update.episodes if FORK_OF not in e.rollout.metadata]
         update.values |= state_values(update.episodes)
         self._keep_flat = update.rule.keep_flat
@@ -256,7 +204,3 @@ def _teaching(batch: Sequence[CreditedCall]) -> list[CreditedCall]:
     """Without conversations of which no call has an advantage: they have no gradient."""
     teaches = {c.sequence for c in batch if c.advantages.any()}
     return [c for c in batch if c.sequence in teaches]
-
-
-def _replayed(call: Any) -> bool:
-    return REPLAYED in call.info.used

@@ -1,0 +1,117 @@
+"""Rollouts that go on from the states of others: forks that a training run makes by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentlightning.algorithm.base import TrainingContext
+from agentlightning.algorithm.credit.units import CreditRule, make_units
+from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.sampling.rollouts import run_rollouts
+from agentlightning.algorithm.settings import TrainingSettings
+from agentlightning.gateway.replay import REPLAYED
+from agentlightning.types import EnqueueRolloutRequest, RecordedAttempt, RolloutMode, recording_of
+from agentlightning.types.recording import FORK_OF, tool_call_ids_of
+
+RECORDING = "branches"
+"""The name of the recording among a continuation's resources."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForkPoint:
+    """A state of a rollout, that before one of its calls, with the record that leads there."""
+
+    episode: Episode
+    at: int
+    """Index of that call."""
+    recording: RecordedAttempt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Continued:
+    """What came of going on from a state."""
+
+    all: Sequence[Episode]
+    good: Sequence[Episode]
+    """Those that were in the state, and have a reward that counts."""
+    earned: Sequence[float]
+    """What the good ones earned."""
+
+    @property
+    def tokens(self) -> int:
+        """How many were sampled for it."""
+        return sum(len(c.response_ids) for fork in self.all for c in fork.calls if not is_replayed(c))
+
+
+def turns_of(episode: Episode) -> list[int]:
+    """Indices of the calls that are trained."""
+    return [n for n, call in enumerate(episode.calls) if call.info.trained and len(call.response_ids)]
+
+
+async def states_of(context: TrainingContext, episode: Episode, before: Sequence[int]) -> list[ForkPoint]:
+    """The states of a rollout before the calls with these indices."""
+    if not before:
+        return []
+    name = episode.rollout.rollout_id
+    tools = tool_call_ids_of((await context.store.query_spans(name, "latest")).items)
+    answered = [[c for c in episode.calls[:n] if len(c.response_ids)] for n in before]
+    return [
+        ForkPoint(episode, n, recording_of(name, calls, tools, diverged="refuse"))
+        for n, calls in zip(before, answered, strict=True)
+    ]
+
+
+async def go_on(
+    context: TrainingContext, settings: TrainingSettings, states: Sequence[ForkPoint], times: int, step: int
+) -> list[Continued]:
+    """Let so many rollouts go on from each state, and wait for all of them. Raises Stopped as `run_rollouts` does."""
+    requests = [one for state in states for one in [await _request(context, settings, state)] * times]
+    status = f"step {step}: going on from states"
+    done = await run_rollouts(context, requests, status, settings.reward_weights, settings.stall)
+    rule = settings.credit_rule()
+    found: list[Continued] = []
+    for state in states:
+        name = state.episode.rollout.rollout_id
+        mine = [e for e in done if (e.rollout.metadata[FORK_OF], e.rollout.metadata["at"]) == (name, state.at)]
+        earned = {n: value for n, e in enumerate(mine) if (value := _earned(e, state, rule)) is not None}
+        found.append(Continued(mine, [mine[n] for n in earned], [*earned.values()]))
+    return found
+
+
+async def _request(context: TrainingContext, settings: TrainingSettings, state: ForkPoint) -> EnqueueRolloutRequest:
+    """The rollout that goes on from a state. The state's record is stored once."""
+    rollout = state.episode.rollout
+    given = context.resources.resources if context.resources else {}
+    stored = await context.store.add_resources({**given, RECORDING: state.recording})
+    return EnqueueRolloutRequest(
+        input=rollout.input,
+        mode=RolloutMode.TRAIN,
+        resources_id=stored.resources_id,
+        config=settings.rollout_config,
+        metadata={"step": rollout.metadata["step"], FORK_OF: rollout.rollout_id, "at": state.at},
+    )
+
+
+def _earned(fork: Episode, state: ForkPoint, rule: CreditRule) -> float | None:
+    """What a continuation earned; None where it failed, or was not in the state."""
+    units = make_units([fork], rule, {})
+    if sum(map(is_replayed, fork.calls)) < len(state.recording.calls) or len(units) != 1 or not units[0].counts:
+        return None
+    return units[0].total
+
+
+def is_replayed(call: Any) -> bool:
+    """Whether a call was answered from a record."""
+    return REPLAYED in call.info.used
+
+
+def by_state(episodes: Sequence[Episode]) -> dict[str, dict[int, list[Episode]]]:
+    """The continuations among rollouts: by the rollout that they go on from, and the index of the call before which."""
+    found: dict[str, dict[int, list[Episode]]] = {}
+    for episode in episodes:
+        about = episode.rollout.metadata
+        if FORK_OF in about:
+            found.setdefault(about[FORK_OF], {}).setdefault(about["at"], []).append(episode)
+    return found
