@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,10 +16,12 @@ from agentlightning.dashboard.plain import cut, shown
 from agentlightning.dashboard.runs import name_of, number
 from agentlightning.dashboard.texts import branches, texts_of
 from agentlightning.errors import NotFoundError, StoreError
+from agentlightning.installation import command_name
 from agentlightning.store.operations.query import ListedRollout
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import Attempt, Call, Rollout, Span
 from agentlightning.types.names import CALL_ID, PARENT_CALL_ID, SAME_INPUT
+from agentlightning.types.recording import CONTINUED
 from agentlightning.types.reward import get_rewards
 
 PAGE = 50
@@ -114,9 +117,36 @@ async def one(store: SqlLightningStore, request: Request) -> Any:
         "attempt_id": attempt and attempt.attempt_id,
         "reward": make_episode(rollout, attempt, mine, spans, await weights_of(store, rollout.run_id)).reward,
         "calls": _calls(spans, {call.info.call_id: call for call in mine}, left),
+        "fork_command": await _fork_command(store, rollout),
+        "forks": await _forks(store, rollout, mine),
         "spans": [_in_waterfall(span) for span in spans],
         "spans_left_out": 0 if page is None else max(0, page.total - len(spans)),
     }
+
+
+async def _fork_command(store: SqlLightningStore, rollout: Rollout) -> str:
+    """What runs the rollout again in a terminal; `--at` and a number belong behind it."""
+    run = await store.get_run_by_id(rollout.run_id) if rollout.run_id else None
+    place = shlex.quote(str((run.state if run else {}).get("run_dir") or "RUN"))
+    return f"{command_name()} fork {place} {rollout.rollout_id} --trust"
+
+
+async def _forks(store: SqlLightningStore, rollout: Rollout, calls: Sequence[Call]) -> list[dict[str, Any]]:
+    """The rollouts that the run let go on from this one, each with the call before which it did and its reward."""
+    about = [rollout.metadata.get(key) for key in CONTINUED]
+    ids = [i for of in about if isinstance(of, dict) and of.get("of") == rollout.rollout_id for i in of["trained"]]
+    found = await store.query_rollouts(rollout_id_in=ids, limit=-1) if ids else []
+    rewards = {one.rollout_id: one for one in await store.list_rollouts(rollout_id_in=ids, limit=-1)} if ids else {}
+    return [
+        {
+            "rollout_id": one.rollout_id,
+            "call_id": calls[at].info.call_id,
+            "reward": rewards[one.rollout_id].reward,
+            "outcome": rewards[one.rollout_id].outcome,
+        }
+        for one in found
+        if (at := one.metadata["at"]) < len(calls)
+    ]
 
 
 async def run_name(store: SqlLightningStore, run_id: str | None) -> str | None:
@@ -150,6 +180,7 @@ def _calls(
 ) -> list[dict[str, Any]]:
     """Model calls in order, each with the messages that it adds. `left`: those that left a known history."""
     found = []
+    answered = 0
     for span in sorted((s for s in spans if CALL_ID in s.attributes), key=lambda s: s.start_time or 0.0):
         attributes = span.attributes
         call = recorded.get(str(attributes[CALL_ID]))
@@ -165,6 +196,7 @@ def _calls(
                 "model": attributes.get("gen_ai.response.model") or attributes.get("gen_ai.request.model"),
                 "trained": info.trained if info else False,
                 "recorded": info is not None,
+                "answered_before": answered,
                 "versions": sorted({run.version for run in call.versions}) if call else [],
                 "finish_reason": reasons[0] if isinstance(reasons, list) and reasons else reasons,
                 "prompt_tokens": attributes.get("gen_ai.usage.input_tokens"),
@@ -179,6 +211,7 @@ def _calls(
                 "tools": _decoded(attributes.get("gen_ai.tool.definitions")),
             }
         )
+        answered += call is not None and len(call.response_ids) > 0
     return found
 
 

@@ -57,6 +57,9 @@ class RecordedAttempt(Resource):
 
 FORK_OF = "fork_of"
 """The key of a rollout's metadata with the rollout from one of whose states it goes on."""
+STATES, EXPLORED = "branches", "explored"
+CONTINUED = (STATES, EXPLORED)
+"""The keys of a rollout's metadata with what a run knows of those that went on from it, their ids being `trained`."""
 
 
 def tool_call_ids_of(spans: Sequence[Span]) -> dict[str, list[str]]:

@@ -148,6 +148,8 @@ export interface Call {
   model: string | null;
   trained: boolean;
   recorded: boolean;
+  /** Calls of the attempt with an answer of ours before this one: what `agl fork --at` counts. */
+  answered_before: number;
   versions: number[];
   finish_reason: string | null;
   prompt_tokens: number | null;
@@ -176,6 +178,14 @@ export interface Span {
   events: unknown[];
 }
 
+/** A rollout that the run let go on from the state before a call of another. */
+export interface Fork {
+  rollout_id: string;
+  call_id: string;
+  reward: number | null;
+  outcome: string | null;
+}
+
 export interface Rollout extends Omit<ListedRollout, "task"> {
   task: unknown;
   run_name: string | null;
@@ -184,6 +194,8 @@ export interface Rollout extends Omit<ListedRollout, "task"> {
   attempts_made: Attempt[];
   attempt_id: string | null;
   calls: Call[];
+  fork_command: string;
+  forks: Fork[];
   spans: Span[];
   spans_left_out: number;
 }

@@ -19,7 +19,7 @@ import agentlightning as agl
 from agentlightning.algorithm.credit.assignment import credit
 from agentlightning.algorithm.credit.continuations import with_continuations
 from agentlightning.algorithm.credit.modes import CREDIT_MODES
-from agentlightning.algorithm.credit.units import STATES, CreditRule, Unit, known_states, state_values
+from agentlightning.algorithm.credit.units import CreditRule, Unit, known_states, state_values
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.dashboard.advantages import advantages_of
 from agentlightning.errors import ConfigError
@@ -27,7 +27,7 @@ from agentlightning.learner.packing import CreditedCall
 from agentlightning.metrics import SilentConsole, read_metrics
 from agentlightning.store import SqliteLightningStore
 from agentlightning.types import Rollout
-from agentlightning.types.recording import FORK_OF
+from agentlightning.types.recording import FORK_OF, STATES
 from tests.algorithm.test_credit import advantages, episode
 
 RLOO = CreditRule(mode="branches", advantage="rloo")

@@ -16,11 +16,10 @@ from agentlightning.algorithm.credit.assignment import credit
 from agentlightning.algorithm.credit.continuations import with_continuations
 from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.episode import collect
-from agentlightning.algorithm.parts.explore import EXPLORED
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import SilentConsole, read_metrics
 from agentlightning.store import SqliteLightningStore
-from agentlightning.types.recording import FORK_OF
+from agentlightning.types.recording import EXPLORED, FORK_OF
 from tests.algorithm.test_branches import REWARDS, TASKS, THETA, fork_of, likelihood, one, score, walked
 from tests.algorithm.test_credit import episode
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentlightning.metrics.catalogue import GROUPS
+from tests.algorithm.test_branches import agent_of, trained
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 90_000
@@ -142,6 +145,24 @@ def test_a_run_is_watched_while_it_goes_on(page: Any, tmp_path: Path) -> None:
         page.wait_for_timeout(200)
     command.finish()
     page.get_by_text("Not connected").wait_for()
+
+
+def test_a_rollout_shows_those_that_went_on_from_it_and_how_to_fork_it(page: Any, tmp_path: Path) -> None:
+    trained(tmp_path / "run", agent_of(3), steps=1, tasks_per_step=1)
+    with closing(sqlite3.connect(tmp_path / "run" / "store.db")) as store:
+        rows = store.execute("select rollout_id, metadata from rollouts").fetchall()
+    root = next(i for i, text in rows if json.loads(text).get("branches", {}).get("trained"))
+    command = Command("dashboard", str(tmp_path / "run"), "--no-open")
+    try:
+        page.goto(f"{command.url()}/rollouts/{root}")
+        page.get_by_text(re.compile(r"^4 went on from here$")).first.wait_for()
+        check_accessible(page)
+        button = page.get_by_role("button", name=re.compile(f"fork .*run {root} --trust --at 1"))
+        assert button.inner_text() == "Fork from here"
+        page.locator(".call-mark a.link").first.click()
+        page.get_by_text("not trained").first.wait_for()
+    finally:
+        command.stop()
 
 
 def test_from_the_table_to_the_tokens_and_the_tree(page: Any, shown: str) -> None:

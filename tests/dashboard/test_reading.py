@@ -15,6 +15,7 @@ from agentlightning.dashboard.neighbours import neighbours
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
 from agentlightning.types import LLM, Run, RunEvent, RunStatus
 from agentlightning.types.names import CALL_ID
+from agentlightning.types.recording import FORK_OF, STATES
 from tests.dashboard.conftest import EVIL, Ask, add_broken_rollout, send
 from tests.store.builders import make_span
 
@@ -72,6 +73,25 @@ async def test_a_rollout_is_told_call_by_call(ask: Ask) -> None:
     assert "gen_ai.input.messages" not in told["spans"][0]["attributes"]
     assert "pruned" in (await ask("/rollouts/none", 404))["detail"]
     assert "attempt" in (await ask("/rollouts/good?attempt=none", 404))["detail"]
+
+
+async def test_those_that_went_on_from_a_rollout_stand_where_they_did(ask: Ask, store: SqliteLightningStore) -> None:
+    assert (await ask("/rollouts/good"))["forks"] == []
+    assert (await ask("/rollouts/good"))["calls"][0]["answered_before"] == 0
+    state = {"run_dir": "/somewhere/my mail"}
+    await store.begin_run(Run(run_id="run-2", algorithm="GRPO", agent="agent", settings={}, state=state))
+    forks = [await store.enqueue_rollout("x", metadata={FORK_OF: "good", "at": 0}) for _ in range(2)]
+    ids = [fork.rollout_id for fork in forks]
+    good = await store.get_rollout_by_id("good")
+    assert good is not None
+    await store.update_rollout("good", metadata={**good.metadata, STATES: {"of": "good", "trained": ids}})
+    told = await ask("/rollouts/good")
+    call = told["calls"][0]["call_id"]
+    assert told["forks"] == [{"rollout_id": i, "call_id": call, "reward": None, "outcome": None} for i in ids]
+    assert (await ask("/rollouts/bad"))["forks"] == []
+    (fork,) = [await store.enqueue_rollout("x", run_id="run-2")]
+    command = (await ask(f"/rollouts/{fork.rollout_id}"))["fork_command"]
+    assert command.endswith(f" fork '/somewhere/my mail' {fork.rollout_id} --trust")
 
 
 async def test_messages_of_any_shape_are_shown(ask: Ask, store: SqliteLightningStore) -> None:

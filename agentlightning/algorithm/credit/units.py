@@ -15,6 +15,7 @@ from agentlightning.algorithm.episode import Earned, Episode
 from agentlightning.types import Outcome, Rollout
 from agentlightning.types.arrays import Float32Array, Int32Array, np
 from agentlightning.types.call import Call
+from agentlightning.types.recording import STATES
 from agentlightning.types.reward import which_count
 
 Use = Literal["train", "zero", "mask"]
@@ -30,10 +31,6 @@ OUTCOME_USE: Mapping[Outcome, Use] = {
     Outcome.CANCELLED: "mask",
 }
 """What a rollout that ended so is to the update: trained with its reward, trained with reward 0, or left out."""
-
-
-STATES = "branches"
-"""The key of a rollout's metadata with what is known of its states in the middle, see `known_states`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import PositiveInt
 
 from agentlightning.algorithm.credit.continuations import with_continuations
-from agentlightning.algorithm.credit.units import STATES, known_states, state_values
+from agentlightning.algorithm.credit.units import known_states, state_values
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, RunHooks, RunScope, Update
 from agentlightning.algorithm.parts.constraint import Constraints
@@ -39,7 +39,7 @@ from agentlightning.arguments import Needs, SettingsGroup
 from agentlightning.errors import ConfigError
 from agentlightning.learner.packing import CreditedCall
 from agentlightning.types.arrays import np
-from agentlightning.types.recording import FORK_OF
+from agentlightning.types.recording import FORK_OF, STATES
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.episode import Sampled

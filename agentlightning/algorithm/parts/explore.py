@@ -30,13 +30,11 @@ from agentlightning.algorithm.sampling.going_on import by_state, go_on, states_o
 from agentlightning.algorithm.settings import Share, TrainingSettings
 from agentlightning.arguments import Needs, SettingsGroup
 from agentlightning.errors import ConfigError
-from agentlightning.types.recording import FORK_OF
+from agentlightning.types.recording import EXPLORED, FORK_OF
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.episode import Sampled
 
-EXPLORED = "explored"
-"""The key of a rollout's metadata with the rollouts that went on from one of its states."""
 _EXPLORES = Needs(lambda s: s.explore.how != "none", "explore='fork_successes'")
 
 

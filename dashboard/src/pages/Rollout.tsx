@@ -88,7 +88,7 @@ function Head({ rollout, set }: { rollout: Rollout; set: (changes: Record<string
 function Talk({ rollout }: { rollout: Rollout }) {
   if (rollout.calls.length === 0)
     return <div className="card"><Empty title="No model call">{rollout.attempt_id === null ? "It waits for a runner." : "The agent has not called a model through the gateway in this attempt."}</Empty></div>;
-  return <Conversation calls={rollout.calls} />;
+  return <Conversation calls={rollout.calls} forks={rollout.forks} forkCommand={rollout.fork_command} />;
 }
 
 function Details({ rollout }: { rollout: Rollout }) {

@@ -1,16 +1,27 @@
 // A rollout as people read it: what was said, call by call. All of it is somebody else's text, and shown as text.
 
-import { Spoiler } from "@mantine/core";
-import { amount, seconds, textOf } from "../format.ts";
-import type { Call, Message, Part } from "../types.ts";
+import { CopyButton, Spoiler, Tooltip } from "@mantine/core";
+import { Link } from "wouter";
+import { amount, metric, seconds, textOf } from "../format.ts";
+import type { Call, Fork, Message, Part } from "../types.ts";
 
-export function Conversation({ calls, compact = false }: { calls: Call[]; compact?: boolean }) {
+interface Shown {
+  calls: Call[];
+  /** Those that went on from one of its states. */
+  forks?: Fork[];
+  /** What forks it in a terminal, but for `--at`. */
+  forkCommand?: string;
+  compact?: boolean;
+}
+
+export function Conversation({ calls, forks = [], forkCommand, compact = false }: Shown) {
   const numbers = new Map(calls.map((call, index) => [call.call_id, index + 1]));
   return (
     <div className="talk">
       {calls.map((call, index) => (
         <div key={call.call_id} className="talk" id={`call-${index + 1}`}>
-          <Mark call={call} number={index + 1} before={calls[index - 1]} numbers={numbers} compact={compact} />
+          <Branches forks={forks.filter((fork) => fork.call_id === call.call_id)} />
+          <Mark call={call} number={index + 1} before={calls[index - 1]} numbers={numbers} compact={compact} command={call.recorded && forkCommand ? `${forkCommand} --at ${call.answered_before}` : undefined} />
           {!compact && <Tools call={call} />}
           {call.input.map((message, n) => <Said key={`i${n}`} message={message} />)}
           {call.output.map((message, n) => <Said key={`o${n}`} message={message} />)}
@@ -21,7 +32,33 @@ export function Conversation({ calls, compact = false }: { calls: Call[]; compac
   );
 }
 
-function Mark({ call, number, before, numbers, compact }: { call: Call; number: number; before?: Call; numbers: Map<string, number>; compact: boolean }) {
+/** What became of the rollouts that went on from here. */
+function Branches({ forks }: { forks: Fork[] }) {
+  if (forks.length === 0) return null;
+  const rewards = forks.flatMap((fork) => (fork.reward === null ? [] : [fork.reward]));
+  const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
+  return (
+    <div className="call-mark">
+      <span className="badge accent">{forks.length} went on from here</span>
+      <span>rewards {forks.map((fork, n) => <span key={fork.rollout_id}>{n > 0 && ", "}<Link className="link" href={`/rollouts/${encodeURIComponent(fork.rollout_id)}`}>{fork.reward === null ? textOf(fork.outcome ?? "none") : metric(fork.reward)}</Link></span>)}</span>
+      {rewards.length > 1 && <span>mean {metric(mean)}</span>}
+    </div>
+  );
+}
+
+function ForkButton({ command }: { command: string }) {
+  return (
+    <CopyButton value={command}>
+      {({ copied, copy }) => (
+        <Tooltip label={copied ? "Copied: paste it into a terminal" : command} openDelay={300}>
+          <button type="button" className="act link small" aria-label={copied ? `Copied: ${command}` : `Fork from here: copy ${command}`} onClick={copy}>{copied ? "Copied" : "Fork from here"}</button>
+        </Tooltip>
+      )}
+    </CopyButton>
+  );
+}
+
+function Mark({ call, number, before, numbers, compact, command }: { call: Call; number: number; before?: Call; numbers: Map<string, number>; compact: boolean; command?: string }) {
   const follows = call.continues === null ? (before ? "begins anew" : null) : call.continues === before?.call_id ? null : `goes on from call ${numbers.get(call.continues) ?? "?"}`;
   return (
     <div className="call-mark">
@@ -34,6 +71,7 @@ function Mark({ call, number, before, numbers, compact }: { call: Call; number: 
       {!compact && (call.prompt_tokens !== null || call.response_tokens !== null) && <span>{amount(call.prompt_tokens)} → {amount(call.response_tokens)} tokens</span>}
       {!compact && call.start_time && call.end_time && <span>{seconds(call.end_time - call.start_time)}</span>}
       {!compact && call.versions.length > 0 && <span>weights v{call.versions.join(", v")}</span>}
+      {!compact && command && <ForkButton command={command} />}
     </div>
   );
 }
