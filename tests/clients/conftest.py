@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +23,17 @@ from agentlightning.rendering import load_rendering
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import OtelTracer, Tracer
-from agentlightning.types import AttemptedRollout, Call, EnqueueRolloutRequest, RolloutMode, Span
+from agentlightning.types import (
+    AttemptedRollout,
+    Call,
+    EnqueueRolloutRequest,
+    RecordedAttempt,
+    RolloutMode,
+    Span,
+    recording_of,
+)
 from agentlightning.types.call import Int32Array
+from agentlightning.types.recording import tool_call_ids_of
 from tests.clients.script import ScriptedEngine
 from tests.clients.tool import agent_name
 
@@ -90,6 +99,13 @@ class Run:
     def all_calls(self) -> list[Call]:
         return [call for calls in self.calls.values() for call in calls]
 
+    def recordings(self) -> list[RecordedAttempt]:
+        """The record of each rollout, which refuses whatever is not in it."""
+        return [
+            recording_of(i, self.calls[i], tool_call_ids_of(self.spans[i]), diverged="refuse")
+            for i in (r.rollout_id for r in self.rollouts)
+        ]
+
     def exact(self) -> int:
         """How many calls are, token by token and bit by bit, ones that the engine sampled."""
         left: dict[tuple[bytes, bytes], list[Chunk]] = {}
@@ -137,9 +153,12 @@ class World:
         tracer: Tracer | None = None,
         named: bool = True,
         name: str = "{}",
+        forks_of: Run | None = None,
     ) -> Run:
         """All at once, every second one under another agent's name, which is not trained: the endpoint says the name if
         it is `named`, else the agent itself may, in the form that `name` has.
+
+        `forks_of`: an earlier run of these tasks, from whose record alone all calls are answered.
         """
         engine = self._scripted if scripted else self.real
 
@@ -153,7 +172,8 @@ class World:
         store = InMemoryLightningStore()
         trained = f"^{re.escape(name.format(TRAINED))}$"
         gateway = Gateway(store, engine, self.rendering, train_sampling={"temperature": 0.0}, train_agents=trained)
-        return await carried_out(agent, tasks, engine, store, gateway, tracer)
+        recordings = None if forks_of is None else forks_of.recordings()
+        return await carried_out(agent, tasks, engine, store, gateway, tracer, recordings)
 
 
 async def carried_out(
@@ -163,15 +183,21 @@ async def carried_out(
     store: InMemoryLightningStore,
     gateway: Gateway,
     tracer: Tracer | None = None,
+    recordings: Sequence[RecordedAttempt] | None = None,
 ) -> Run:
     """All tasks at once, through a runner of their own; the gateway and the store end with them."""
     await gateway.start()
     runner = LitAgentRunner(tracer or OtelTracer(), concurrency=len(tasks), gateway=gateway)
     runner.init(agent)
     runner.init_worker(0, store)
-    await store.add_resources({"llm": gateway.as_resource()})
+    given: dict[str, Any] = {"llm": gateway.as_resource()}
+    of_each = [await store.add_resources({**given, "recording": one}) for one in recordings or ()]
+    of_each = of_each or [await store.add_resources(given)] * len(tasks)
     engine.sampled.clear()
-    requests = [EnqueueRolloutRequest(input=task, mode=RolloutMode.TRAIN) for task in tasks]
+    requests = [
+        EnqueueRolloutRequest(input=task, mode=RolloutMode.TRAIN, resources_id=resources.resources_id)
+        for task, resources in zip(tasks, of_each, strict=True)
+    ]
     ids = [r.rollout_id for r in await store.enqueue_many_rollouts(requests)]
     stop = asyncio.Event()
     running = asyncio.create_task(runner.iter(stop))

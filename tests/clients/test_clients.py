@@ -66,6 +66,25 @@ async def test_a_real_client(world: World, name: str, stream: bool) -> None:
     assert result["calls"] == result["sampled"] == result["exact"] >= 2 * len(TASKS)
     assert result["continued"] == (result["calls"] - len(TASKS) if getattr(agent, "CONTINUES", True) else 0)
     check_attribution(run, called)
+    if (reason := getattr(agent, "ASKS_ANEW", None)) is None:
+        forks = await world.run(
+            agent.solve, stream, TASKS, scripted=agent.SCRIPTED, named=not named(agent), name=called, forks_of=run
+        )
+        check_forks(run, forks)
+    else:
+        assert reason, "say why it asks something else each time"
+
+
+def check_forks(run: Run, forks: Run) -> None:
+    """The agent ran again, and was answered from the record token for token: the engine sampled nothing."""
+    assert forks.sampled == []
+    for original, fork in zip(run.rollouts, forks.rollouts, strict=True):
+        assert fork.attempt.outcome is original.attempt.outcome, fork.attempt.error
+        before, again = (of.calls[r.rollout_id] for of, r in ((run, original), (forks, fork)))
+        same = {(c.prompt_ids.tobytes(), c.response_ids.tobytes(), c.logprobs.tobytes()) for c in before}
+        assert len(again) == len(before)
+        assert {(c.prompt_ids.tobytes(), c.response_ids.tobytes(), c.logprobs.tobytes()) for c in again} == same
+        assert not any(call.info.trained for call in again)
 
 
 @pytest.mark.parametrize("name", NAMES)
