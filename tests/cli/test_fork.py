@@ -27,6 +27,41 @@ async def three(task, llm):
     return float(len(said.content or "") % 2)
 """
 
+TALLY = """\
+from pathlib import Path
+import agentlightning as agl
+from openai import AsyncOpenAI
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "tally",
+        "parameters": {"type": "object", "properties": {"n": {"enum": [1]}}, "required": ["n"]},
+    },
+}
+
+DECORATOR
+def tally(n):
+    with Path(__file__).with_name("tally.txt").open("a") as file:
+        file.write("x")
+    return len(Path(__file__).with_name("tally.txt").read_text())
+
+@agl.rollout
+async def tallies(task, llm):
+    client = AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+    messages = [{"role": "user", "content": "Call it."}]
+    for n in range(3):
+        answer = await client.chat.completions.create(
+            model=llm.model, messages=messages, tools=[TOOL], tool_choice="required", max_tokens=60
+        )
+        said = answer.choices[0].message
+        call = said.tool_calls[0]
+        number = tally(1)
+        messages += [said.model_dump(exclude_none=True)]
+        messages += [{"role": "tool", "tool_call_id": call.id, "content": str(number)}]
+    return float(number)
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -86,3 +121,63 @@ def test_what_cannot_be_is_said(folder: Path, given: tuple[str, ...], words: str
     done = agl(folder, "fork", *(first if one == "FIRST" else one for one in given))
     assert done.returncode != 0
     assert words in " ".join(done.stderr.split())
+
+
+def tallied(folder: Path, decorator: str) -> Any:
+    """The folder of a run of the agent that tallies, with the rollout."""
+    folder.mkdir(exist_ok=True)
+    (folder / "tally.py").write_text(TALLY.replace("DECORATOR", decorator))
+    (folder / "tasks.jsonl").write_text("{}\n")
+    given = ("--agent", "tally.py:tallies", "--tasks", "tasks.jsonl", "--model", "calc", "--run-dir", "run", "--json")
+    done = agl(folder, "run", *given)
+    assert done.returncode == 0, done.stderr
+    (one,) = json.loads(done.stdout)["each"]
+    assert one["reward"] == 3.0
+    return one
+
+
+def runs_of_the_tool(folder: Path) -> int:
+    return len((folder / "tally.txt").read_text())
+
+
+def test_replayed_tools_do_not_run_again(tmp_path: Path) -> None:
+    one = tallied(tmp_path, "@agl.replayed")
+    assert runs_of_the_tool(tmp_path) == 3
+    given = ("--model", "calc", "--times", "1", "--agent", "tally.py:tallies", "--json")
+    done = agl(tmp_path, "fork", "run", one["rollout_id"], "--at", "2", "--run-dir", "fork", *given)
+    assert (done.returncode, done.stderr) == (0, "")
+    (row,) = json.loads(done.stdout)["forks"]
+    assert (row["replayed"], row["sampled"], row["reward"]) == (2, 1, 4.0)
+    assert runs_of_the_tool(tmp_path) == 4, "two of three were from the record, and the last one ran"
+    shown = json.loads(agl(tmp_path, "show", "fork", row["rollout"], "--json").stdout)
+    assert shown[0]["replayed_tools"] == ["tally", "tally"]
+    assert "from the record: tally, tally" in agl(tmp_path, "show", "fork", row["rollout"]).stdout
+    done = agl(tmp_path, "fork", "fork", row["rollout"], "--at", "3", *given)
+    assert done.returncode == 0, done.stderr
+    (again,) = json.loads(done.stdout)["forks"]
+    assert (again["replayed"], again["sampled"], again["reward"]) == (3, 0, 4.0)
+    assert runs_of_the_tool(tmp_path) == 4, "a fork of the fork has its tools' results too"
+    done = agl(tmp_path, "fork", "run", one["rollout_id"], "--at", "2", "--tools-again", *given)
+    (live,) = json.loads(done.stdout)["forks"]
+    assert live["reward"] == 7.0
+    assert live["diverged"] is not None, "the tool's result is another"
+
+
+def test_tools_that_run_again_are_said(tmp_path: Path) -> None:
+    one = tallied(tmp_path, "")
+    given = ("run", one["rollout_id"], "--model", "calc", "--times", "1", "--agent", "tally.py:tallies")
+    done = agl(tmp_path, "fork", *given)
+    assert done.stdout.startswith("The agent's tools run again, with their side effects; @agl.replayed makes them")
+    assert runs_of_the_tool(tmp_path) == 6
+
+
+def test_a_program_whose_attempts_share_a_folder_is_refused(folder: Path) -> None:
+    given = ("run", rollout(folder, clock=False), "--model", "calc", "--times", "1", "--run-dir", "shared")
+    program = ("--agent", "sh -c 'cd /usr; echo 1'")
+    done = agl(folder, "fork", *given, *program)
+    assert done.returncode != 0
+    said = " ".join(done.stderr.split())
+    assert "works in /usr, which all its attempts share" in said
+    assert "--tools-again" in said
+    assert not (folder / "shared").exists()
+    assert agl(folder, "fork", *given, *program, "--tools-again").returncode == 0

@@ -34,7 +34,7 @@ from agentlightning.algorithm.settings import Share, TrainingSettings
 from agentlightning.arguments import Needs, SettingsGroup
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.replay import REPLAYED
-from agentlightning.types import EnqueueRolloutRequest, RecordedAttempt, RolloutMode, recording_of
+from agentlightning.types import EnqueueRolloutRequest, RecordedAttempt, RolloutMode, recorded_tools, recording_of
 from agentlightning.types.arrays import np
 from agentlightning.types.recording import FORK_OF, tool_call_ids_of
 
@@ -153,11 +153,12 @@ class _Branching(RunHooks):
             return []
         spans = (await self._store.query_spans(episode.rollout.rollout_id, "latest")).items
         tools = tool_call_ids_of(spans)
+        done = [recorded_tools(spans, episode.calls[n:]) for n in chosen]
         answered = [[c for c in episode.calls[:n] if len(c.response_ids)] for n in chosen]
         name = episode.rollout.rollout_id
         return [
-            _State(episode, n, recording_of(name, calls, tools, diverged="refuse"))
-            for n, calls in zip(chosen, answered, strict=True)
+            _State(episode, n, recording_of(name, calls, tools, diverged="refuse", tools=before))
+            for n, calls, before in zip(chosen, answered, done, strict=True)
         ]
 
     async def _requests(self, state: _State) -> list[EnqueueRolloutRequest]:
