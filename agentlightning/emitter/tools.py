@@ -117,7 +117,10 @@ class _ReplayedTool:
 
     def __init__(self, function: Any, name: str | None, ignore: Sequence[str]) -> None:
         if not callable(function) or isinstance(function, type):
-            raise ConfigError(f"replayed decorates functions, not {function!r:.60}: @agl.replayed, or @agl.replayed()")
+            raise ConfigError(
+                f"replayed decorates a def, not {function!r:.60}. Write @agl.replayed above it, or "
+                "@agl.replayed(name='…')."
+            )
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise ConfigError(f"replayed cannot decorate the generator {function.__qualname__}; let it return a list.")
         self.name = name or getattr(function, "__qualname__", type(function).__name__)
