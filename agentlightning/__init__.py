@@ -80,6 +80,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "emit_object",
         "emit_reward",
         "operation",
+        "replayed",
     ),
     "agentlightning.environments": ("load_environment",),
     "agentlightning.errors": (
@@ -215,6 +216,7 @@ if TYPE_CHECKING:
         emit_object,
         emit_reward,
         operation,
+        replayed,
     )
     from agentlightning.environments import load_environment
     from agentlightning.errors import (

@@ -23,11 +23,11 @@ from agentlightning.console import terminal
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.replay import REPLAYED
 from agentlightning.installation import command_name
-from agentlightning.litagent import LitAgent
+from agentlightning.litagent import LitAgent, Program
 from agentlightning.metrics import SilentConsole
 from agentlightning.trainer import Trainer
 from agentlightning.trainer.sync import run_sync
-from agentlightning.types import RecordedAttempt, RolloutMode, recording_of
+from agentlightning.types import RecordedAttempt, RolloutMode, recorded_tools, recording_of
 from agentlightning.types.recording import tool_call_ids_of
 
 
@@ -44,6 +44,8 @@ def fork_rollout(options: ForkOptions) -> None:
     """Run the forks, and print what each came to beside the original."""
     original = run_sync(_recorded(options))
     agent = _agent(options)
+    if not options.tools_again:
+        _check_tools(agent, original, options)
     algorithm = Baseline(served=_served(options), repeats=options.times, mode=RolloutMode.TEST)
     trainer = Trainer(
         algorithm=algorithm,
@@ -88,7 +90,11 @@ async def _recorded(options: ForkOptions) -> _Original:
     if at > len(calls):
         raise ConfigError(f"--at {at}: rollout {options.rollout} has {len(calls)} calls that a model here answered.")
     recording = recording_of(
-        options.rollout, calls[:at], tool_call_ids_of(spans), diverged="refuse" if options.refuse else "live"
+        options.rollout,
+        calls[:at],
+        tool_call_ids_of(spans),
+        diverged="refuse" if options.refuse else "live",
+        tools=() if options.tools_again else recorded_tools(spans, calls[at:]),
     )
     return _Original(episode, recording, len(calls))
 
@@ -102,6 +108,22 @@ def _agent(options: ForkOptions) -> LitAgent[Any]:
     run = described(options.run if options.run.is_dir() else options.run.parent)
     require_trust(options.run, own_agent(None, run), trust=options.trust)
     return agent_of_run(run)
+
+
+def _check_tools(agent: LitAgent[Any], original: _Original, options: ForkOptions) -> None:
+    """Say that tools run again. Raises ConfigError for an agent whose tools would not find what they found then."""
+    if agent.shared_state is not None:
+        raise ConfigError(
+            f"{agent.shared_state} Tools that run again would find there what earlier attempts left, and not what they "
+            "found in the rollout. To run it all the same: --tools-again."
+        )
+    asked = any(call.tool_call_ids for call in original.recording.calls)
+    own = not isinstance(agent, Program) and agent.environment is None
+    if own and asked and all(tool.result is None for tool in original.recording.tools):
+        terminal(stderr=options.as_json).print(
+            "The agent's tools run again, with their side effects; @agl.replayed makes them answer from the record.",
+            soft_wrap=True,
+        )
 
 
 def _served(options: ForkOptions) -> Any:

@@ -24,6 +24,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import Outcome, RolloutStatus, Span
 from agentlightning.types.left_out import left_out_of
+from agentlightning.types.names import OPERATION_NAME, REPLAYED_FROM
 from agentlightning.types.spending import spent_of
 
 
@@ -110,8 +111,14 @@ def as_record(episode: Episode, spans: Sequence[Span], advantage: float | None =
         "worker": attempt.worker_id if attempt else None,
         "asked_of_others": {alias: msgspec.structs.asdict(own) for alias, own in spent_of(spans).items()},
         "left_out": [msgspec.structs.asdict(one) for one in left_out_of(spans)],
+        "replayed_tools": replayed_tools(spans),
         "calls": calls,
     }
+
+
+def replayed_tools(spans: Sequence[Span]) -> list[str]:
+    """The names of the tools that did not run, because their results were from a recording; one for each call."""
+    return [str(span.attributes.get(OPERATION_NAME)) for span in spans if REPLAYED_FROM in span.attributes]
 
 
 def _finish(span: Span) -> dict[str, Any]:
@@ -138,6 +145,8 @@ def _panel(episode: Episode, spans: Sequence[Span], wanted: ShowOptions, width: 
         parts.append(Text(f"calls to {safe(alias)}: {own.words()}", style="dim"))
     for cause, tokens, number in _lost(episode):
         parts.append(Text(f"{tokens:,} tokens computed again: {number} × {safe(cause)}", style="dim"))
+    if taken := replayed_tools(spans):
+        parts.append(Text(f"results of tools from the record: {safe(', '.join(taken))}", style="dim"))
     for one in left_out_of(spans):
         parts.append(Text(f"left out of its requests: {safe(one.field)} ({safe(one.why)})", style="dim"))
     step = rollout.metadata.get("step")

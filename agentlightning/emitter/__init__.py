@@ -5,6 +5,7 @@ Outside a rollout the emitters warn once and do nothing, so that an agent stays 
 
 from agentlightning.emitter.emit import emit_annotation, emit_exception, emit_message, emit_object, emit_reward
 from agentlightning.emitter.operation import Operation, operation
+from agentlightning.emitter.tools import replayed
 from agentlightning.types.reward import (
     find_final_reward,
     find_reward_spans,
@@ -26,4 +27,5 @@ __all__ = [
     "get_rewards",
     "is_reward_span",
     "operation",
+    "replayed",
 ]

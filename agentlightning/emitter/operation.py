@@ -21,7 +21,7 @@ from opentelemetry import context as otel_context
 from agentlightning.emitter.record import error_status, exception_attributes, json_or_repr, plain, trace_for
 from agentlightning.errors import ConfigError
 from agentlightning.tracer.trace import Trace, current_parent, current_trace
-from agentlightning.types import Attributes, Span
+from agentlightning.types import Attributes, Span, SpanStatus
 from agentlightning.types.ids import random_hex
 from agentlightning.types.names import OPERATION, OPERATION_INPUT, OPERATION_NAME, OPERATION_OUTPUT
 
@@ -36,7 +36,7 @@ class Operation:
         self._name = name
         self._given = dict(attributes)
         self._attributes: Attributes = {}
-        self._running: _OpenOperation | None = None
+        self._running: OpenOperation | None = None
 
     def set_attributes(self, **attributes: Any) -> None:
         """Attach attributes to the span."""
@@ -63,13 +63,15 @@ class Operation:
             raise ConfigError("This operation was entered already; make one with operation(…) for each block.")
         self._attributes.update(plain(self._given))
         if trace is not None:
-            self._running = _OpenOperation(trace)
+            self._running = OpenOperation(trace)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._running is not None:
             named = {OPERATION_NAME: self._name or "operation"}
-            self._running.end({**self._attributes, **named}, error)
+            failure = {} if error is None else exception_attributes(error)
+            status = None if error is None else error_status(error)
+            self._running.end({**self._attributes, **named, **failure}, status)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -130,30 +132,30 @@ def operation(what: Callable[..., Any] | str | None = None, /, *, name: str | No
     return Operation(what if name is None else name, attributes)
 
 
-class _OpenOperation:
+class OpenOperation:
     """The span of an operation between its start and its end."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._trace_id, self._parent_id = current_parent(trace)
-        self._span_id = random_hex(8)
+        self.span_id = random_hex(8)
         self._start_time = time.time()
         self._outside = otel_context.get_current()
-        otel_context.attach(trace.parent_context(self._span_id, self._trace_id))
+        otel_context.attach(trace.parent_context(self.span_id, self._trace_id))
 
-    def end(self, attributes: Attributes, error: BaseException | None) -> None:
+    def end(self, attributes: Attributes, status: SpanStatus | None = None) -> None:
+        """Record the span, which ends now."""
         otel_context.attach(self._outside)
-        failure = {} if error is None else exception_attributes(error)
         span = Span.from_attributes(
-            attributes={**attributes, **failure},
+            attributes=attributes,
             rollout_id=self._trace.rollout_id,
             attempt_id=self._trace.attempt_id,
             name=OPERATION,
             trace_id=self._trace_id,
-            span_id=self._span_id,
+            span_id=self.span_id,
             parent_id=self._parent_id,
             start_time=self._start_time,
-            status=None if error is None else error_status(error),
+            status=status,
         )
         self._trace.add(span)
 

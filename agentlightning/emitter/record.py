@@ -77,6 +77,25 @@ def _repr(value: Any) -> str:
         return f"<{type(value).__name__} without a repr: {type(error).__name__}>"
 
 
+def exact_json(value: Any, *, sort_keys: bool = False) -> str | None:
+    """The value as JSON text that reads back as the very same value; None where there is no such text.
+
+    A tuple, a date, a record, a number of numpy's have none: they would come back as something else.
+    """
+    try:
+        return json.dumps(value, allow_nan=False, sort_keys=sort_keys) if _is_json(value) else None
+    except (RecursionError, ValueError):  # a circle, NaN or infinity, an integer of too many digits
+        return None
+
+
+def _is_json(value: Any) -> bool:
+    if type(value) is dict:
+        return all(type(key) is str and _is_json(one) for key, one in value.items())
+    if type(value) is list:
+        return all(map(_is_json, value))
+    return value is None or type(value) in (str, bool, int, float)
+
+
 def strict_json(value: Any, what: str) -> str:
     """The value as JSON text. Raises NotJsonError, naming it as `what`, if it cannot be."""
     try:

@@ -9,7 +9,7 @@ from agentlightning.engine.base import Chunk
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.types import Divergence, NamedResources
 from agentlightning.types.arrays import Int32Array, np
-from agentlightning.types.recording import RecordedAttempt, RecordedCall
+from agentlightning.types.recording import RecordedAttempt, RecordedCall, recording_in
 
 REPLAYED = "replayed_from"
 """Among the sampling settings of a call that was answered from a recording: the recorded call."""
@@ -19,7 +19,7 @@ _COMPARED = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop", "pr
 
 def replay_in(resources: NamedResources) -> AttemptReplay | None:
     """That of the first recording among a rollout's resources."""
-    found = next((one for _, one in sorted(resources.items()) if isinstance(one, RecordedAttempt)), None)
+    found = recording_in(resources)
     return None if found is None else AttemptReplay(found)
 
 

@@ -47,6 +47,12 @@ class LitAgent(Generic[T]):
     """What is said of an attempt that ended without a reward."""
 
     @property
+    def shared_state(self) -> str | None:
+        """Why an attempt may find in its working folder what earlier ones left, and what to do about it; None where
+        each has a folder of its own, or no folder."""
+        return None
+
+    @property
     def key_scopes(self) -> Sequence[str]:
         """What the API key of an attempt opens for this agent; see `agentlightning.keys`."""
         return ALL_SCOPES

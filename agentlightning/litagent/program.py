@@ -42,6 +42,7 @@ from agentlightning.litagent.program_words import (
     shown,
     without_reward,
 )
+from agentlightning.litagent.shared_folder import shared_in_container, shared_outside
 from agentlightning.tracer.trace import current_trace
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, Span
 from agentlightning.types.reward import checked_reward
@@ -151,6 +152,12 @@ class Program(LitAgent[Any]):
         self._limits = limits or Limits()
         self._isolation: Isolation = isolation
         self._warned = False
+
+    @property
+    def shared_state(self) -> str | None:
+        if isinstance(self._isolation, Container):
+            return shared_in_container(self._isolation.command)
+        return shared_outside(self.command) if self._isolation is None else None
 
     @property
     def key_scopes(self) -> Sequence[str]:

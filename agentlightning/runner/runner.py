@@ -41,7 +41,7 @@ from agentlightning.runner.same_folder import same_folder
 from agentlightning.runner.tracing import opened_trace
 from agentlightning.store.base import LightningStore
 from agentlightning.store.operations.codec import encode_seen
-from agentlightning.tracer import GatewayAccess, OtelTracer, Trace, Tracer, current_agent_name, instrument
+from agentlightning.tracer import GatewayAccess, OtelTracer, ToolReplay, Trace, Tracer, current_agent_name, instrument
 from agentlightning.types import (
     DEFAULT_TIMEOUT_SECONDS,
     LLM,
@@ -57,6 +57,7 @@ from agentlightning.types import (
 )
 from agentlightning.types.ids import random_hex
 from agentlightning.types.names import REWARD_RESPONSE, REWARDED_LATER, TRIPLET, TRIPLET_JSON
+from agentlightning.types.recording import recording_in
 from agentlightning.types.reward import find_final_reward, reward_attributes, reward_error
 from agentlightning.types.rollout import TIMEOUT_SETTING
 
@@ -388,6 +389,8 @@ class LitAgentRunner:
             else await store.get_latest_resources()
         )
         resources = update.resources if update else {}
+        if (recording := recording_in(resources)) is not None:
+            trace.tools = ToolReplay(recording.tools)
         bound = {name: self._bind(resource, claimed, trace) for name, resource in resources.items()}
         if self._gateway is not None:
             await self._gateway.open_attempt(claimed.rollout_id, claimed.attempt.attempt_id)

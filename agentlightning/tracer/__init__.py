@@ -5,6 +5,7 @@ from agentlightning.tracer.attribution import GATEWAY_URL
 from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.tracer.otel import OtelTracer, current_agent_name, route_spans_of
+from agentlightning.tracer.tool_replay import ToolReplay
 from agentlightning.tracer.trace import GatewayAccess, Trace, current_trace
 from agentlightning.tracer.transports import instrument, uninstrument
 from agentlightning.tracer.tree import SpanTree
@@ -17,6 +18,7 @@ __all__ = [
     "GatewayAccess",
     "OtelTracer",
     "SpanTree",
+    "ToolReplay",
     "Trace",
     "Tracer",
     "WeaveTracer",

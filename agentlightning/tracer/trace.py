@@ -20,6 +20,7 @@ from opentelemetry import context as otel_context
 from opentelemetry.trace import INVALID_SPAN_ID, NonRecordingSpan, SpanContext, TraceFlags, get_current_span
 from opentelemetry.trace.propagation import set_span_in_context
 
+from agentlightning.tracer.tool_replay import ToolReplay
 from agentlightning.types import Span
 from agentlightning.types.html import table_html
 from agentlightning.types.ids import random_hex
@@ -55,6 +56,8 @@ class Trace:
         """The span id that top-level spans see as their parent. No span has it: recorded spans drop it."""
         self.access: GatewayAccess | None = None
         """How this attempt reaches the gateway, for clients that are not its own."""
+        self.tools: ToolReplay | None = None
+        """In a fork: the recorded results of the agent's own tools."""
         self._spans: list[Span] = []
         self._stored = 0
         self._closed = False

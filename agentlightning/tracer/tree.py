@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from agentlightning.types import Span
-from agentlightning.types.names import CALL_ID, MESSAGE, MESSAGE_BODY, OPERATION, OPERATION_NAME
+from agentlightning.types.names import CALL_ID, MESSAGE, MESSAGE_BODY, OPERATION, OPERATION_NAME, REPLAYED_FROM
 from agentlightning.types.reward import get_rewards
 
 _ROW, _LEFT, _WIDTH = 22, 420, 980
@@ -99,6 +99,8 @@ def _title(span: Span) -> str:
     if span.name == MESSAGE:
         return f"message {str(a.get(MESSAGE_BODY, ''))[:60]!r}"
     name = str(a.get(OPERATION_NAME, span.name)) if span.name == OPERATION else span.name
+    if REPLAYED_FROM in a:
+        name += " (from the record)"
     if (used := a.get("gen_ai.usage.output_tokens")) is not None:
         name += f" ({a.get('gen_ai.usage.input_tokens', '?')} + {used} tokens)"
     if span.status.status_code == "ERROR":

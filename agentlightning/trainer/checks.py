@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, TypeGuard
 
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet
 from agentlightning.algorithm.base import Algorithm, FunctionalAlgorithm
+from agentlightning.algorithm.records import value_of
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import ConfigError, StoreError
 from agentlightning.importing import MAIN_GUARD, file_being_loaded
@@ -23,6 +25,8 @@ from agentlightning.tracer import Tracer
 from agentlightning.trainer.provenance import MOST_KEPT
 from agentlightning.trainer.tasks import check_texts, load_tasks
 from agentlightning.types import LLM, Dataset, Hook, NamedResources, ProxyLLM, Resource
+
+logger = logging.getLogger(__name__)
 
 _PARTS: dict[str, tuple[type, str]] = {
     "algorithm": (Algorithm, "GRPO(model='calc')"),
@@ -227,6 +231,15 @@ def check_given(
     """Raises ConfigError for tasks that the algorithm cannot learn, or the agent cannot be given."""
     if train is not None and isinstance(algorithm, TrainingSettings):
         algorithm.check_data(train)
+        forks = "credit='branches'" if algorithm.credit_mode.branches else None
+        if value_of(algorithm, "explore.how") != "none":
+            forks = "explore='fork_successes'"
+        if forks is not None and agent.shared_state is not None:
+            logger.warning(
+                "%s goes on from the middle of rollouts, and its agent may find another state there: %s",
+                forks,
+                agent.shared_state,
+            )
     for what, tasks in (("training", train), ("validation", val)):
         check_json(what, tasks)
         check_tasks(agent, what, tasks)

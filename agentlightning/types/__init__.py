@@ -3,7 +3,7 @@
 from agentlightning.types.call import Call, CallInfo, CallRecord, Divergence, Segment, VersionRun
 from agentlightning.types.data import Dataset, Hook, PaginatedResult, Triplet
 from agentlightning.types.record import RolloutRecord
-from agentlightning.types.recording import RecordedAttempt, RecordedCall, recording_of
+from agentlightning.types.recording import RecordedAttempt, RecordedCall, RecordedTool, recorded_tools, recording_of
 from agentlightning.types.resource import (
     LLM,
     Demonstrations,
@@ -69,6 +69,7 @@ __all__ = [
     "ProxyLLM",
     "RecordedAttempt",
     "RecordedCall",
+    "RecordedTool",
     "Resource",
     "ResourcesUpdate",
     "Rollout",
@@ -90,5 +91,6 @@ __all__ = [
     "VersionRun",
     "Worker",
     "WorkerStatus",
+    "recorded_tools",
     "recording_of",
 ]

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
 
 from agentlightning.types.call import Call
-from agentlightning.types.names import CALL_ID
-from agentlightning.types.resource import Resource
+from agentlightning.types.names import (
+    CALL_ID,
+    OPERATION,
+    OPERATION_INPUT,
+    OPERATION_NAME,
+    OPERATION_OUTPUT,
+    REPLAYABLE,
+    REPLAYABLE_INSIDE,
+)
+from agentlightning.types.resource import NamedResources, Resource
 from agentlightning.types.rollout import GivenRecord
 from agentlightning.types.span import Span
 
@@ -40,6 +49,20 @@ class RecordedCall(GivenRecord):
     """The ids of the calls of tools in the answer."""
 
 
+class RecordedTool(GivenRecord):
+    """One call of a function that `agentlightning.replayed` decorates."""
+
+    span_id: str
+    """The span that recorded it."""
+    inside: str | None = None
+    """The span of the decorated function that called this one; None where none did."""
+    name: str
+    arguments: str
+    """A digest of the arguments (`digest_of`)."""
+    result: str | None = None
+    """JSON text; None where the function has to run again, because it failed or its result could not be recorded."""
+
+
 class RecordedAttempt(Resource):
     """What makes each rollout that has it a fork: its calls are answered from here as long as it asks the same.
 
@@ -53,6 +76,13 @@ class RecordedAttempt(Resource):
     calls: list[RecordedCall]
     diverged: Literal["live", "refuse"] = "live"
     """What happens to a call that is not in the recording before that has ended: it is sampled, or refused."""
+    tools: list[RecordedTool] = Field(default_factory=list)
+    """Calls of the agent's own tools, in the order in which they began."""
+
+
+def recording_in(resources: NamedResources) -> RecordedAttempt | None:
+    """The first recording among a rollout's resources, by their names."""
+    return next((one for _, one in sorted(resources.items()) if isinstance(one, RecordedAttempt)), None)
 
 
 FORK_OF = "fork_of"
@@ -73,12 +103,46 @@ def tool_call_ids_of(spans: Sequence[Span]) -> dict[str, list[str]]:
     return found
 
 
+def digest_of(arguments: str) -> str:
+    """What stands for the arguments of a tool's call, given as JSON text, so that a recording does not grow by them."""
+    return hashlib.sha256(arguments.encode()).hexdigest()
+
+
+def recorded_tools(spans: Sequence[Span], following: Sequence[Call] = ()) -> list[RecordedTool]:
+    """The calls of decorated tools among an attempt's spans, as they were when the first of the `following` calls of
+    the model began; without such a call, all of them.
+
+    A tool that was still at work then is there without its result, so that the calls after it keep their places.
+    """
+    point = min((call.info.start_time for call in following), default=float("inf"))
+    began = sorted(
+        (s for s in spans if s.name == OPERATION and REPLAYABLE in s.attributes),
+        key=lambda span: span.start_time or 0.0,
+    )
+    return [
+        RecordedTool(
+            span_id=span.span_id,
+            inside=a.get(REPLAYABLE_INSIDE),
+            name=a[OPERATION_NAME],
+            arguments=digest_of(a[OPERATION_INPUT]),
+            result=a[OPERATION_OUTPUT] if a[REPLAYABLE] and _ended(span) <= point else None,
+        )
+        for span in began
+        if (span.start_time or 0.0) <= point and (a := span.attributes)
+    ]
+
+
+def _ended(span: Span) -> float:
+    return float("inf") if span.end_time is None else span.end_time
+
+
 def recording_of(
     rollout_id: str,
     calls: Sequence[Call],
-    tool_call_ids: dict[str, list[str]],
+    tool_call_ids: Mapping[str, list[str]],
     *,
     diverged: Literal["live", "refuse"] = "live",
+    tools: Sequence[RecordedTool] = (),
 ) -> RecordedAttempt:
     """The recording of these calls of a rollout, in their order. `tool_call_ids`: by call."""
     found: list[RecordedCall] = []
@@ -102,7 +166,7 @@ def recording_of(
             )
         )
         before = [*prompt, *response]
-    return RecordedAttempt(rollout_id=rollout_id, calls=found, diverged=diverged)
+    return RecordedAttempt(rollout_id=rollout_id, calls=found, diverged=diverged, tools=list(tools))
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:

@@ -227,6 +227,28 @@ def agent_of(turns: int, *, clock: bool = False) -> agl.LitAgent[Any]:
     return talks
 
 
+def tallying_agent(ran: list[int]) -> agl.LitAgent[Any]:
+    """Its tool gives another result each time, which the next question has in it."""
+
+    @agl.replayed
+    def tally() -> int:
+        ran.append(len(ran))
+        return len(ran)
+
+    @agl.rollout
+    async def tallies(task: dict[str, Any], llm: agl.LLM) -> float:
+        said, number = [{"role": "user", "content": task["question"]}], 0
+        async with AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:
+            for _ in range(3):
+                messages: Any = said
+                done = await client.chat.completions.create(model=llm.model, messages=messages, max_tokens=4)
+                answer, number = done.choices[0].message.content or "", tally()
+                said += [{"role": "assistant", "content": answer}, {"role": "user", "content": f"{number}+1"}]
+        return float(number % 2)
+
+    return tallies
+
+
 TASKS = [{"question": f"2+{n}"} for n in range(2)]
 
 
@@ -272,6 +294,18 @@ async def test_continuations_say_what_states_are_worth(tmp_path: Path) -> None:
     assert shown == {c.call.info.call_id: pytest.approx(c.advantages[0]) for batch in batches for c in batch}
     assert all(len({shown[c.info.call_id] for c in e.calls}) > 1 for e in episodes if known_states(e.rollout)["values"])
     await store.close()
+
+
+async def test_continuations_have_the_results_of_the_tools(tmp_path: Path) -> None:
+    ran: list[int] = []
+    given: dict[str, Any] = {"steps": 1, "tasks_per_step": 1, "branches": 2}
+    (row,) = await asyncio.to_thread(trained, tmp_path / "run", tallying_agent(ran), **given)
+    assert row["branches/states"] > 0
+    assert row["branches/lost"] == 0, "they are in the state that they go on from"
+    store = SqliteLightningStore(tmp_path / "run" / "store.db")
+    rollouts = await store.query_rollouts(limit=-1)
+    await store.close()
+    assert len(ran) == sum(3 - r.metadata.get("at", 0) for r in rollouts), "what was before it did not run again"
 
 
 @pytest.mark.slow

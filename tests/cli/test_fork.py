@@ -27,6 +27,42 @@ async def three(task, llm):
     return float(len(said.content or "") % 2)
 """
 
+TALLY = """\
+from pathlib import Path
+import agentlightning as agl
+from openai import AsyncOpenAI
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "tally",
+        "parameters": {"type": "object", "properties": {"n": {"enum": [1]}}, "required": ["n"]},
+    },
+}
+
+def tally(name, n):
+    with Path(__file__).with_name(name).open("a") as file:
+        file.write("x")
+    return len(Path(__file__).with_name(name).read_text())
+
+replayed_tally = agl.replayed(name="tally")(tally)
+
+@agl.rollout
+async def tallies(task, llm):
+    client = AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+    messages = [{"role": "user", "content": "Call it."}]
+    for n in range(3):
+        answer = await client.chat.completions.create(
+            model=llm.model, messages=messages, tools=[TOOL], tool_choice="required", max_tokens=60
+        )
+        said = answer.choices[0].message
+        call = said.tool_calls[0]
+        number = (replayed_tally if task["file"] == "replayed.txt" else tally)(task["file"], 1)
+        messages += [said.model_dump(exclude_none=True)]
+        messages += [{"role": "tool", "tool_call_id": call.id, "content": str(number)}]
+    return float(number)
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -86,3 +122,72 @@ def test_what_cannot_be_is_said(folder: Path, given: tuple[str, ...], words: str
     done = agl(folder, "fork", *(first if one == "FIRST" else one for one in given))
     assert done.returncode != 0
     assert words in " ".join(done.stderr.split())
+
+
+@pytest.fixture(scope="module")
+def tallied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the agent that tallies, on a task with the decorated tool and on one with the other."""
+    folder = tmp_path_factory.mktemp("tally")
+    (folder / "tally.py").write_text(TALLY)
+    (folder / "tasks.jsonl").write_text('{"file": "replayed.txt"}\n{"file": "plain.txt"}\n')
+    given = ("--agent", "tally.py:tallies", "--tasks", "tasks.jsonl", "--model", "calc", "--run-dir", "run", "--json")
+    done = agl(folder, "run", *given)
+    assert done.returncode == 0, done.stderr
+    each = {one["task"]["file"]: one for one in json.loads(done.stdout)["each"]}
+    assert [one["reward"] for one in each.values()] == [3.0, 3.0]
+    (folder / "each.json").write_text(json.dumps({file: one["rollout_id"] for file, one in each.items()}))
+    return folder
+
+
+def tally_fork(folder: Path, run: str, which: str, *given: str) -> tuple[Any, str]:
+    """The one fork of a rollout, by its number or the file it writes to, and what was said on stderr."""
+    ids: dict[str, str] = json.loads((folder / "each.json").read_text())
+    agent = ("--model", "calc", "--times", "1", "--agent", "tally.py:tallies", "--json")
+    done = agl(folder, "fork", run, ids.get(which, which), *given, *agent)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["forks"]
+    return row, done.stderr
+
+
+def test_replayed_tools_do_not_run_again(tallied: Path) -> None:
+    count = tallied / "replayed.txt"
+    count.write_text("xxx")
+    row, said = tally_fork(tallied, "run", "replayed.txt", "--at", "2", "--run-dir", "fork")
+    assert not said
+    assert (row["replayed"], row["sampled"], row["reward"]) == (2, 1, 4.0)
+    assert count.read_text() == "xxxx", "two of three were from the record, and the last one ran"
+    shown = json.loads(agl(tallied, "show", "fork", row["rollout"], "--json").stdout)
+    assert shown[0]["replayed_tools"] == ["tally", "tally"]
+    assert "from the record: tally, tally" in agl(tallied, "show", "fork", row["rollout"]).stdout
+    again, _ = tally_fork(tallied, "fork", row["rollout"], "--at", "3")
+    assert (again["replayed"], again["sampled"], again["reward"]) == (3, 0, 4.0)
+    assert count.read_text() == "xxxx", "a fork of the fork has its tools' results too"
+
+
+def test_tools_that_run_again_are_said(tallied: Path) -> None:
+    (tallied / "plain.txt").write_text("xxx")
+    row, said = tally_fork(tallied, "run", "plain.txt")
+    assert " ".join(said.split()) == (
+        "The agent's tools run again, with their side effects; @agl.replayed makes them answer from the record."
+    )
+    assert (tallied / "plain.txt").read_text() == "xxxxxx"
+    assert row["diverged"] is not None, "the tool's result is another"
+
+
+@pytest.mark.slow
+def test_tools_run_again_where_that_is_wanted(tallied: Path, folder: Path) -> None:
+    (tallied / "replayed.txt").write_text("xxx")
+    row, said = tally_fork(tallied, "run", "replayed.txt", "--tools-again")
+    assert (row["reward"], said) == (6.0, "")
+    given = ("run", rollout(folder, clock=False), "--model", "calc", "--times", "1", "--tools-again")
+    assert agl(folder, "fork", *given, "--agent", "sh -c 'cd /usr; echo 1'").returncode == 0
+
+
+def test_a_program_whose_attempts_share_a_folder_is_refused(folder: Path) -> None:
+    given = ("run", rollout(folder, clock=False), "--model", "calc", "--times", "1", "--run-dir", "shared")
+    done = agl(folder, "fork", *given, "--agent", "sh -c 'cd /usr; echo 1'")
+    assert done.returncode != 0
+    said = " ".join(done.stderr.split())
+    assert "works in /usr, which all its attempts share" in said
+    assert "--tools-again" in said
+    assert not (folder / "shared").exists()

@@ -12,7 +12,7 @@ from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.sampling.rollouts import run_rollouts
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.gateway.replay import REPLAYED
-from agentlightning.types import EnqueueRolloutRequest, RecordedAttempt, RolloutMode, recording_of
+from agentlightning.types import EnqueueRolloutRequest, RecordedAttempt, RolloutMode, recorded_tools, recording_of
 from agentlightning.types.recording import FORK_OF, tool_call_ids_of
 
 RECORDING = "branches"
@@ -55,12 +55,14 @@ async def states_of(context: TrainingContext, episode: Episode, before: Sequence
     if not before:
         return []
     name = episode.rollout.rollout_id
-    tools = tool_call_ids_of((await context.store.query_spans(name, "latest")).items)
-    answered = [[c for c in episode.calls[:n] if len(c.response_ids)] for n in before]
-    return [
-        ForkPoint(episode, n, recording_of(name, calls, tools, diverged="refuse"))
-        for n, calls in zip(before, answered, strict=True)
-    ]
+    spans = (await context.store.query_spans(name, "latest")).items
+    ids = tool_call_ids_of(spans)
+    found: list[ForkPoint] = []
+    for n in before:
+        answered = [c for c in episode.calls[:n] if len(c.response_ids)]
+        tools = recorded_tools(spans, episode.calls[n:])
+        found.append(ForkPoint(episode, n, recording_of(name, answered, ids, diverged="refuse", tools=tools)))
+    return found
 
 
 async def go_on(

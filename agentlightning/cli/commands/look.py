@@ -97,6 +97,16 @@ class ForkOptions(Command):
     refuse: Annotated[
         bool, Option("--refuse", help="Refuse calls that the record does not hold, instead of sampling from there on.")
     ] = False
+    tools_again: Annotated[
+        bool,
+        Option(
+            "--tools-again",
+            help=(
+                "Run the agent's tools again, with their side effects: recorded results of @agl.replayed are not used, "
+                "and a program whose attempts share a working folder is not refused."
+            ),
+        ),
+    ] = False
     run_dir: RunDir = None
     trust: Trust = False
     as_json: Json = False
