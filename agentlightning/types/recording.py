@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -13,6 +13,9 @@ from agentlightning.types.names import CALL_ID
 from agentlightning.types.resource import Resource
 from agentlightning.types.rollout import GivenRecord
 from agentlightning.types.span import Span
+
+EditRole = Literal["system", "user", "assistant", "tool"]
+"""The role of a message that a fork may edit."""
 
 
 class RecordedCall(GivenRecord):
@@ -53,6 +56,12 @@ class RecordedAttempt(Resource):
     calls: list[RecordedCall]
     diverged: Literal["live", "refuse"] = "live"
     """What happens to a call that is not in the recording before that has ended: it is sampled, or refused."""
+    edits: dict[EditRole, str] = Field(default_factory=dict)
+    """The text that a message gets, by its role, in the conversations of calls that are sampled.
+
+    In a conversation's first sampled call it is the first system message, or the last message of another role. Later
+    calls have the same message edited.
+    """
 
 
 FORK_OF = "fork_of"
@@ -76,8 +85,13 @@ def recording_of(
     tool_call_ids: dict[str, list[str]],
     *,
     diverged: Literal["live", "refuse"] = "live",
+    edits: Mapping[EditRole, str] | None = None,
 ) -> RecordedAttempt:
-    """The recording of these calls of a rollout, in their order. `tool_call_ids`: by call."""
+    """The recording of these calls of a rollout, in their order.
+
+    tool_call_ids: the ids of the calls of tools in each call's answer, by call.
+    diverged, edits: see `RecordedAttempt`.
+    """
     found: list[RecordedCall] = []
     before: list[int] = []
     for call in calls:
@@ -99,7 +113,7 @@ def recording_of(
             )
         )
         before = [*prompt, *response]
-    return RecordedAttempt(rollout_id=rollout_id, calls=found, diverged=diverged)
+    return RecordedAttempt(rollout_id=rollout_id, calls=found, diverged=diverged, edits=dict(edits or {}))
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:
