@@ -201,6 +201,8 @@ ELSEWHERE = {
     "forks.md": {
         "agl show runs/my-run --failed": "tests/cli/test_looking.py",
         "agl fork runs/my-run ro-1a218e838997077e215f7 --at 2 --times 8 --trust": _FORKS,
+        'agl fork runs/my-run ro-1a218e838997077e215f7 --at 2 --edit "tool=No such file." --times 8 --trust': _FORKS,
+        "agl fork runs/my-run ro-1a218e838997077e215f7 --at 0 --edit system=@prompt.txt --trust": _FORKS,
         "agl fork runs/my-run ro-1a218e838997077e215f7 --at 2 --agent my_agent.py:agent --model ./other-model": _FORKS,
     },
     "from-verifiers.md": {

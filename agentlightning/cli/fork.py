@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,16 +19,17 @@ from agentlightning.cli.evaluate import agent_of_run, own_agent, resolve
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.opened import described, opened_run
 from agentlightning.cli.trust import require_trust
-from agentlightning.console import terminal
+from agentlightning.console import one_line, safe, terminal
 from agentlightning.errors import ConfigError
+from agentlightning.gateway.edits import EDITABLE, EDITED
 from agentlightning.gateway.replay import REPLAYED
 from agentlightning.installation import command_name
 from agentlightning.litagent import LitAgent, Program
 from agentlightning.metrics import SilentConsole
 from agentlightning.trainer import Trainer
 from agentlightning.trainer.sync import run_sync
-from agentlightning.types import RecordedAttempt, RolloutMode, recorded_tools, recording_of
-from agentlightning.types.recording import tool_call_ids_of
+from agentlightning.types import Call, RecordedAttempt, RolloutMode, recorded_tools, recording_of
+from agentlightning.types.recording import EditRole, tool_call_ids_of
 
 
 class _Original(NamedTuple):
@@ -42,7 +43,8 @@ class _Original(NamedTuple):
 
 def fork_rollout(options: ForkOptions) -> None:
     """Run the forks, and print what each came to beside the original."""
-    original = run_sync(_recorded(options))
+    edits = edits_in(options.edit)
+    original = run_sync(_recorded(options, edits))
     agent = _agent(options)
     if not options.tools_again:
         _check_tools(agent, original, options)
@@ -59,8 +61,41 @@ def fork_rollout(options: ForkOptions) -> None:
     rows = [_row(episode) for episode in algorithm.episodes]
     if options.as_json:
         known = {"rollout": options.rollout, "reward": original.episode.reward, "at": len(original.recording.calls)}
-        terminal().print_json(json.dumps({"original": known, "forks": rows, "run_dir": str(result.run_dir)}))
+        about = {"original": known, "edits": edits, "forks": rows, "run_dir": str(result.run_dir)}
+        terminal().print_json(json.dumps(about))
         return
+    _print(rows, original, edits)
+    terminal().print(f"Read what was said:  {command_name()} show {result.run_dir}", soft_wrap=True, markup=False)
+
+
+def edits_in(given: Sequence[str]) -> dict[EditRole, str]:
+    """The texts of `--edit ROLE=TEXT` by role; `@FILE` is read. Raises ConfigError where one is not of that form."""
+    found: dict[EditRole, str] = {}
+    roles: dict[str, EditRole] = {role: role for role in EDITABLE}
+    for one in given:
+        name, equals, text = one.partition("=")
+        role = roles.get(name)
+        if not equals:
+            raise ConfigError(
+                f"--edit '{one_line(one, 60)}' has no '=': write ROLE=TEXT, such as --edit 'user=Try again.', or "
+                "ROLE=@FILE."
+            )
+        if role is None:
+            raise ConfigError(f"--edit {one_line(one, 60)}: the role must be one of {', '.join(EDITABLE)}.")
+        if role in found:
+            raise ConfigError(f"--edit {role} is given twice. A fork edits one message of each role; leave one out.")
+        found[role] = _text_of_file(role, Path(text[1:])) if text.startswith("@") else text
+    return found
+
+
+def _text_of_file(role: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--edit {role}=@{path} cannot be read: {error}. Name a file of text in UTF-8.") from error
+
+
+def _print(rows: Sequence[dict[str, Any]], original: _Original, edits: Mapping[EditRole, str]) -> None:
     table = Table("from the record", "sampled", "outcome", "reward", box=None)
     table.add_column("fork", overflow="fold")
     for row in rows:
@@ -74,10 +109,26 @@ def fork_rollout(options: ForkOptions) -> None:
         f"The original had {original.sampled} calls and earned {_number(original.episode.reward)}; the forks earned "
         f"{_number(_mean(rows))} on average."
     )
-    terminal().print(f"Read what was said:  {command_name()} show {result.run_dir}", soft_wrap=True, markup=False)
+    if edits:
+        terminal().print(_edited(rows, edits), markup=False)
 
 
-async def _recorded(options: ForkOptions) -> _Original:
+def _edited(rows: Sequence[dict[str, Any]], edits: Mapping[EditRole, str]) -> str:
+    """What was edited, or why nothing was."""
+    what = " and ".join(f"the {EDITABLE[role]}" for role in edits)
+    forks, calls = sum(row["edited"] > 0 for row in rows), sum(row["edited"] for row in rows)
+    if forks:
+        return f"Edited from the first call after the record on: {what}, in {calls} calls of {forks} forks."
+    error = next((row["error"] for row in rows if row["error"]), None)
+    why = (
+        f"a fork failed with {safe(error)}"
+        if error
+        else "the record answered all that the forks asked the model. Answer fewer calls from it: --at N."
+    )
+    return f"No call was edited ({', '.join(edits)}): {why}"
+
+
+async def _recorded(options: ForkOptions, edits: Mapping[EditRole, str]) -> _Original:
     """The rollout with its recording up to the fork. Raises ConfigError where there is none, or not so many calls."""
     async with opened_run(options.run) as opened:
         found = list(await collect(opened.store, [options.rollout]))
@@ -89,14 +140,26 @@ async def _recorded(options: ForkOptions) -> _Original:
     at = max(0, len(calls) - 1) if options.at is None else options.at
     if at > len(calls):
         raise ConfigError(f"--at {at}: rollout {options.rollout} has {len(calls)} calls that a model here answered.")
+    _check_unedited(options.rollout, calls[:at])
     recording = recording_of(
         options.rollout,
         calls[:at],
         tool_call_ids_of(spans),
         diverged="refuse" if options.refuse else "live",
         tools=() if options.tools_again else recorded_tools(spans, calls[at:]),
+        edits=edits,
     )
     return _Original(episode, recording, len(calls))
+
+
+def _check_unedited(rollout: str, calls: Sequence[Call]) -> None:
+    """Raise ConfigError for a fork of an edited call: the agent asks for it unedited, so the record has no answer."""
+    edited = next((number for number, call in enumerate(calls) if EDITED in call.info.used), None)
+    if edited is not None:
+        raise ConfigError(
+            f"Call {edited + 1} of rollout {rollout} was edited, so it cannot be answered from the record. Fork at or "
+            f"before it: --at {edited}, with the same --edit if it is to be edited again."
+        )
 
 
 def _agent(options: ForkOptions) -> LitAgent[Any]:
@@ -142,13 +205,16 @@ def _row(episode: Episode) -> dict[str, Any]:
     causes = [call.info.divergence.cause for call in calls if call.info.divergence is not None]
     left = [cause for cause in causes if cause.startswith("replay: ")]
     replayed = sum(REPLAYED in call.info.used for call in calls)
+    error = episode.attempt.error if episode.attempt else None
     return {
         "rollout": episode.rollout.rollout_id,
         "replayed": replayed,
         "sampled": len(calls) - replayed,
+        "edited": sum(EDITED in call.info.used for call in calls),
         "diverged": left[0].removeprefix("replay: ") if left else None,
         "outcome": episode.outcome.value,
         "reward": episode.reward,
+        "error": error.partition("\n")[0] if error else None,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,8 +22,9 @@ from agentlightning.cli.opened import OpenedRun, opened_run
 from agentlightning.cli.transcript import log, transcript
 from agentlightning.console import safe, terminal
 from agentlightning.errors import ConfigError
+from agentlightning.gateway.edits import EDITED
 from agentlightning.trainer.sync import run_sync
-from agentlightning.types import Outcome, RolloutStatus, Span
+from agentlightning.types import Call, Outcome, RolloutStatus, Span
 from agentlightning.types.left_out import left_out_of
 from agentlightning.types.names import OPERATION_NAME, REPLAYED_FROM
 from agentlightning.types.spending import spent_of
@@ -112,6 +114,7 @@ def as_record(episode: Episode, spans: Sequence[Span], advantage: float | None =
         "asked_of_others": {alias: msgspec.structs.asdict(own) for alias, own in spent_of(spans).items()},
         "left_out": [msgspec.structs.asdict(one) for one in left_out_of(spans)],
         "replayed_tools": replayed_tools(spans),
+        "edited": edited_messages(episode.calls),
         "calls": calls,
     }
 
@@ -134,6 +137,12 @@ def _lost(episode: Episode) -> Iterator[tuple[str, int, int]]:
         yield cause.replace("_", " "), sum(lost), len(lost)
 
 
+def edited_messages(calls: Sequence[Call]) -> list[dict[str, Any]]:
+    """The messages that a fork edited, and in how many of its calls."""
+    found = Counter((one["role"], one["index"]) for call in calls for one in call.info.used.get(EDITED, ()))
+    return [{"role": role, "index": index, "calls": number} for (role, index), number in found.items()]
+
+
 def _panel(episode: Episode, spans: Sequence[Span], wanted: ShowOptions, width: int, advantage: float | None) -> Panel:
     rollout = episode.rollout
     task = json.dumps(rollout.input, ensure_ascii=False, default=repr)
@@ -149,6 +158,9 @@ def _panel(episode: Episode, spans: Sequence[Span], wanted: ShowOptions, width: 
         parts.append(Text(f"results of tools from the record: {safe(', '.join(taken))}", style="dim"))
     for one in left_out_of(spans):
         parts.append(Text(f"left out of its requests: {safe(one.field)} ({safe(one.why)})", style="dim"))
+    for one in edited_messages(episode.calls):
+        words = f"edited by the fork: message {one['index'] + 1} ({one['role']}), calls: {one['calls']}"
+        parts.append(Text(safe(words), style="yellow"))
     step = rollout.metadata.get("step")
     ends = [_finish(s)["finish_reason"] for s in spans if "gen_ai.response.finish_reasons" in s.attributes]
     words = [

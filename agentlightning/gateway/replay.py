@@ -6,7 +6,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from agentlightning.engine.base import Chunk
+from agentlightning.gateway.edits import ConversationEdits
 from agentlightning.gateway.exchange import Refusal
+from agentlightning.rendering.messages import Message
 from agentlightning.types import Divergence, NamedResources
 from agentlightning.types.arrays import Int32Array, np
 from agentlightning.types.recording import RecordedAttempt, RecordedCall, recording_in
@@ -35,11 +37,33 @@ class AttemptReplay:
             self._left.append((call, np.asarray(prompt, np.int32)))
             before = [*prompt, *call.response_ids]
         self._all = [*self._left]
+        self.edits = ConversationEdits(recording.edits)
+        """What is changed in the calls that are sampled."""
         self.replayed = 0
         """Calls that were answered from it."""
         self._unsaid: Divergence | None = None
         self.divergence: Divergence | None = None
         """How the first call that is not in it differs."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is answered from it, or refused because of it."""
+        return not self._left if self.divergence is None else self._recording.diverged == "live"
+
+    def reserve(
+        self, policy: str, prompt_ids: Int32Array, used: Mapping[str, Any], choices: int
+    ) -> dict[int, RecordedCall]:
+        """The recorded answers to a request, by choice; choices without one are to be sampled. Raises `Refusal`."""
+        found: dict[int, RecordedCall] = {}
+        try:
+            for index in range(choices):
+                if (call := self.take(policy, prompt_ids, used)) is not None:
+                    found[index] = call
+        except Refusal:
+            for call in found.values():
+                self.give_back(call)
+            raise
+        return found
 
     def take(self, policy: str, prompt_ids: Int32Array, used: Mapping[str, Any]) -> RecordedCall | None:
         """The recorded answer to a call; None where it is to be sampled. Raises `Refusal` for one that is not in the
@@ -65,10 +89,13 @@ class AttemptReplay:
         prompt = next(ids for one, ids in self._all if one is call)
         self._left.insert(0, (call, prompt))
 
-    def resume(self, used: Mapping[str, Any]) -> None:
+    def resume(self, used: Mapping[str, Any], answer: Message | None) -> None:
         """A call with these settings was answered by an earlier gateway: from the recording, or by sampling, after
         which nothing of it is left."""
         source = used.get(REPLAYED)
+        self.edits.resume(used)
+        if source is None and answer is not None:
+            self.edits.sampled(answer)
         self._left = [one for one in self._left if source is not None and one[0].call_id != source]
 
     def said(self) -> Divergence | None:

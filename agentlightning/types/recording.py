@@ -23,6 +23,9 @@ from agentlightning.types.resource import NamedResources, Resource
 from agentlightning.types.rollout import GivenRecord
 from agentlightning.types.span import Span
 
+EditRole = Literal["system", "user", "assistant", "tool"]
+"""The role of a message that a fork may edit."""
+
 
 class RecordedCall(GivenRecord):
     """One answered call, token for token."""
@@ -78,6 +81,12 @@ class RecordedAttempt(Resource):
     """What happens to a call that is not in the recording before that has ended: it is sampled, or refused."""
     tools: list[RecordedTool] = Field(default_factory=list)
     """Calls of the agent's own tools, in the order in which they began."""
+    edits: dict[EditRole, str] = Field(default_factory=dict)
+    """The text that a message gets, by its role, in the conversations of calls that are sampled.
+
+    In a conversation's first sampled call it is the first system message, or the last message of another role. Later
+    calls have the same message edited.
+    """
 
 
 def recording_in(resources: NamedResources) -> RecordedAttempt | None:
@@ -143,8 +152,13 @@ def recording_of(
     *,
     diverged: Literal["live", "refuse"] = "live",
     tools: Sequence[RecordedTool] = (),
+    edits: Mapping[EditRole, str] | None = None,
 ) -> RecordedAttempt:
-    """The recording of these calls of a rollout, in their order. `tool_call_ids`: by call."""
+    """The recording of these calls of a rollout, in their order.
+
+    tool_call_ids: the ids of the calls of tools in each call's answer, by call.
+    diverged, edits: see `RecordedAttempt`.
+    """
     found: list[RecordedCall] = []
     before: list[int] = []
     for call in calls:
@@ -166,7 +180,9 @@ def recording_of(
             )
         )
         before = [*prompt, *response]
-    return RecordedAttempt(rollout_id=rollout_id, calls=found, diverged=diverged, tools=list(tools))
+    return RecordedAttempt(
+        rollout_id=rollout_id, calls=found, diverged=diverged, tools=list(tools), edits=dict(edits or {})
+    )
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from agentlightning.cli.fork import edits_in
+from agentlightning.errors import ConfigError
 from tests.typed import agl
 
 AGENT = """\
@@ -96,6 +98,50 @@ def test_so_many_calls_are_from_the_record(folder: Path) -> None:
     whole = forked(folder, which, "--at", "3", "--agent", "agent.py:three")
     assert [row["sampled"] for row in whole["forks"]] == [0, 0]
     assert [row["reward"] for row in whole["forks"]] == [whole["original"]["reward"]] * 2
+
+
+def test_an_edited_message_is_told_and_shown(folder: Path) -> None:
+    which = rollout(folder, clock=False)
+    found = forked(folder, which, "--at", "2", "--times", "1", "--edit", "user=What is 9 + 9?", "--trust")
+    assert [(row["replayed"], row["sampled"], row["edited"]) for row in found["forks"]] == [(2, 1, 1)]
+    assert found["edits"] == {"user": "What is 9 + 9?"}
+    shown = agl(folder, "show", found["run_dir"])
+    assert "What is 9 + 9?" in shown.stdout
+    assert "edited by the fork: message 5 (user), calls: 1" in shown.stdout
+    edited = found["run_dir"], found["forks"][0]["rollout"]
+    again = agl(folder, "fork", *edited, "--model", "calc", "--at", "3", "--trust")
+    assert "Call 3 of rollout" in again.stderr
+
+
+@pytest.mark.slow  # tests/gateway/test_replay.py has its parts
+def test_an_edit_without_its_message_is_told(folder: Path) -> None:
+    given = ("fork", "run", rollout(folder, clock=False), "--model", "calc", "--times", "1", "--trust")
+    done = agl(folder, *given, "--edit", "tool=7")
+    assert done.returncode == 0, done.stderr
+    words = " ".join(done.stdout.split())
+    assert "No call was edited (tool): a fork failed with" in words
+    assert "it has messages of the roles user, assistant" in words
+
+
+def test_edits_are_read_by_role_and_from_files(tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text("Be terse.\nÄh.\n", encoding="utf-8")
+    given = [f"system=@{tmp_path / 'prompt.txt'}", "tool=", "user=a=b"]
+    assert edits_in(given) == {"system": "Be terse.\nÄh.\n", "tool": "", "user": "a=b"}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["user"], "--edit 'user' has no '='"),
+        (["human=Hello."], "system, user, assistant, tool"),
+        (["user=a", "user=b"], "--edit user is given twice"),
+        (["user=@/nowhere/at/all"], "--edit user=@/nowhere/at/all cannot be read"),
+    ],
+)
+def test_edits_of_another_form_are_refused(given: list[str], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        edits_in(given)
+    assert words in str(refused.value)
 
 
 @pytest.mark.slow  # tests/gateway/test_replay.py has its parts

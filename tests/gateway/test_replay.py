@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 
-from agentlightning.gateway import Gateway
+from agentlightning.gateway import Frozen, Gateway
+from agentlightning.gateway.edits import EDITED
 from agentlightning.gateway.replay import REPLAYED
 from agentlightning.gateway.sampling import sampler
 from agentlightning.store import InMemoryLightningStore
@@ -19,6 +21,7 @@ from agentlightning.types import Call, RecordedAttempt, RolloutMode, recording_o
 from agentlightning.types.recording import tool_call_ids_of
 from tests.gateway.conftest import CALC, Site, calculator
 from tests.gateway.scripted import ScriptedEngine
+from tests.gateway.test_gemini import client_of
 
 Talk = Callable[[Site, str], Awaitable[list[Any]]]
 """A conversation of three calls with a tool in it, which begins with this question; what the agent was told."""
@@ -99,11 +102,29 @@ async def by_messages(site: Site, question: str) -> list[Any]:
     return told
 
 
+async def by_gemini(site: Site, question: str, form: str = "whole") -> list[Any]:
+    told: list[Any] = []
+    async with client_of(site) as client:
+        contents: list[Any] = [{"role": "user", "parts": [{"text": question}]}]
+        for _ in range(3):
+            content = (await client.ask(form, contents))["candidates"][0]["content"]
+            calls = [part["functionCall"] for part in content["parts"] if "functionCall" in part]
+            told.append(["".join(part.get("text", "") for part in content["parts"]), calls])
+            results = [
+                {"functionResponse": {"id": c["id"], "name": c["name"], "response": {"result": "5"}}} for c in calls
+            ]
+            contents += [content, {"role": "user", "parts": results or [{"text": "What is 4 + 4?"}]}]
+    return told
+
+
 TALKS: dict[str, Talk] = {
     "chat": by_chat,
     "streamed": streamed,
     "responses": by_responses,
     "messages": by_messages,
+    "gemini": by_gemini,
+    "gemini-sse": partial(by_gemini, form="sse"),
+    "gemini-array": partial(by_gemini, form="array"),
 }
 
 
@@ -300,3 +321,196 @@ async def test_an_answer_that_did_not_reach_its_client_is_given_again(
     before = len(site.engine.params)
     assert await by_chat(forked, "What is 2 + 3?") == told
     assert len(site.engine.params) == before
+
+
+async def test_an_answer_that_no_choice_began_with_is_given_again(site: Site) -> None:
+    async def ask(which: Site, *prompts: list[int]) -> None:
+        async with which.client() as client:
+            await client.completions.create(model="policy", prompt=list(prompts))
+
+    await ask(site, [5, 6, 7])
+    forked = await fork(site, await recorded(site, await site.close(), 1))
+    with pytest.raises(openai.BadRequestError, match="vocabulary"):
+        await ask(forked, [5, 6, 7], [999_999])
+    before = len(site.engine.params)
+    await ask(forked, [5, 6, 7])
+    assert len(site.engine.params) == before
+
+
+# ---- edits ---------------------------------------------------------------------------------------------------------
+
+
+def prompt_of(site: Site, call: Call) -> str:
+    return site.engine.rendering.decode(call.prompt_ids)
+
+
+def edited_in(call: Call) -> list[tuple[str, int]]:
+    return [(one["role"], one["index"]) for one in call.info.used.get(EDITED, ())]
+
+
+def check_continues(call: Call, earlier: Call) -> None:
+    """The prompt goes on from the earlier call, token by token."""
+    before = [*earlier.prompt_ids.tolist(), *earlier.response_ids.tolist()]
+    assert call.prompt_ids[: len(before)].tolist() == before
+    assert call.info.parent_call_id == earlier.info.call_id
+
+
+@pytest.mark.parametrize("dialect", TALKS)
+async def test_the_model_gets_the_edited_message_and_the_agent_does_not_see_it(site: Site, dialect: str) -> None:
+    talk = TALKS[dialect]
+    told = await talk(site, "What is 2 + 3?")
+    calls = await site.close()
+    forked = await fork(site, await recorded(site, calls, 1, edits={"tool": "a number like 7"}))
+    again = await talk(forked, "What is 2 + 3?")
+    assert again[0] == told[0]
+    assert "The answer is a number like 7." in json.dumps(again[1])
+    found = await forked.close()
+    assert same(found[0], calls[0])
+    assert "a number like 7" in prompt_of(site, found[1])
+    assert [edited_in(call)[0][0] if edited_in(call) else None for call in found] == [None, "tool", "tool"]
+    forked.check_exact(found[1:])
+    check_continues(found[1], found[0])
+    check_continues(found[2], found[1])
+    said = [span.attributes.get("gen_ai.input.messages", "") for span in await forked.spans()]
+    assert "a number like 7" in said[1]
+    assert not [call.info.divergence for call in found if call.info.divergence]
+
+
+async def test_every_role_is_edited_and_stays_so_in_later_calls(site: Site) -> None:
+    async def talk(which: Site) -> None:
+        async with which.client() as client:
+            messages: list[Any] = [
+                {"role": "developer", "content": "Use the tool."},
+                {"role": "user", "content": "What is 2 + 3?"},
+            ]
+            for n in range(4):
+                answer = await client.chat.completions.create(model="policy", messages=messages, tools=[CALC])
+                message = answer.choices[0].message
+                results = [tool_result(call.id) for call in message.tool_calls or ()]
+                messages += [message, *(results or [{"role": "user", "content": f"Number {n}?"}])]
+
+    await talk(site)
+    calls = await site.close()
+    edits = {"system": "Be terse.", "user": "Sure?", "assistant": "It is 9.", "tool": "nine"}
+    forked = await fork(site, await recorded(site, calls, 2, edits=edits))
+    await talk(forked)
+    first, second, third, fourth = await forked.close()
+    assert [same(first, calls[0]), same(second, calls[1])] == [True, True]
+    shown = prompt_of(site, third)
+    assert all(text in shown for text in ("What is 2 + 3?", *edits.values()))
+    assert not [text for text in ("Use the tool.", "Number 1?", "The answer is 5.") if text in shown]
+    places = [("system", 0), ("user", 5), ("assistant", 4), ("tool", 3)]
+    assert [edited_in(call) for call in (first, second, third, fourth)] == [[], [], places, places]
+    check_continues(fourth, third)
+    forked.check_exact([third, fourth])
+
+
+async def test_a_call_without_such_a_message_is_refused_by_its_roles(site: Site) -> None:
+    forked = await fork(site, RecordedAttempt(rollout_id="ro-1", calls=[], edits={"tool": "7"}))
+    for _ in range(2):  # it stays refused
+        with pytest.raises(openai.BadRequestError, match=r"role 'tool'.* messages of the roles user") as caught:
+            await by_chat(forked, "What is 2 + 3?")
+        assert caught.value.code == "edit_without_message"
+    async with forked.client() as client:
+        with pytest.raises(openai.BadRequestError, match="a raw prompt"):
+            await client.completions.create(model="policy", prompt="What is")
+    assert await forked.close() == []
+    assert not site.engine.params
+
+
+async def test_each_conversation_is_edited_in_its_first_call_after_the_record_or_not_at_all(site: Site) -> None:
+    async def ask(*messages: Any, model: str = "policy", **headers: str) -> Any:
+        async with forked.client(default_headers=headers) as client:
+            given: Any = [{"role": role, "content": text} for role, text in messages]
+            answer = await client.chat.completions.create(model=model, messages=given)
+            return answer.choices[0].message.content
+
+    site.engine.script = lambda prompt, _: f"said {len(prompt)}"
+    forked = await fork(site, RecordedAttempt(rollout_id="ro-1", calls=[], edits={"system": "Be terse."}))
+    main = ("system", "Help."), ("user", "Hello.")
+    said = await ask(*main)
+    await ask(*main, ("assistant", said), ("user", "And?"))
+    await ask(("system", "You plan."), ("user", "Plan."))
+    plain = await ask(("user", "A title, please."))
+    await ask(("user", "A title, please."), ("assistant", plain), ("system", "Late."), ("user", "Another."))
+    await ask(("system", "Grade it."), ("user", "Hello."), **{"x-agl-role": "judge"})
+    await site.gateway.update_model_list({"frozen": Frozen(site.engine, site.engine.rendering)})
+    await ask(("system", "Be a user."), ("user", "Hello."), model="frozen")
+    found = await forked.close()
+    assert [bool(edited_in(call)) for call in found] == [*[True] * 3, *[False] * 4]
+    assert ["Be terse." in prompt_of(site, call) for call in found] == [*[True] * 3, *[False] * 4]
+
+
+async def test_one_that_leaves_the_record_is_edited_from_there_on(site: Site) -> None:
+    await by_chat(site, "What is 2 + 3?")
+    calls = await site.close()
+    forked = await fork(site, await recorded(site, calls, 3, edits={"user": "What is 6 + 6?"}))
+    await by_chat(forked, "What is 2 + 9?")
+    found = await forked.close()
+    first = found[0].info.divergence
+    assert first is not None
+    assert "the prompt differs from the recorded one at token" in first.cause
+    assert [edited_in(call) for call in found] == [[("user", 0)]] * 3
+    assert all("6 + 6" in prompt_of(site, call) for call in found)
+    forked.check_exact(found)
+    refused = await fork(site, await recorded(site, calls, 3, edits={"user": "6 + 6"}, diverged="refuse"))
+    for _ in range(2):
+        with pytest.raises(openai.BadRequestError, match="a clock, random numbers"):
+            await by_chat(refused, "What is 2 + 9?")
+
+
+async def test_a_request_with_a_recorded_choice_is_not_edited(site: Site) -> None:
+    async def ask(which: Site) -> None:
+        async with which.client() as client:
+            await client.chat.completions.create(
+                model="policy", messages=[{"role": "user", "content": "What is 2 + 3?"}], n=2
+            )
+
+    await ask(site)
+    calls = await site.close()
+    forked = await fork(site, await recorded(site, calls, 1, edits={"user": "What is 6 + 6?"}))
+    await ask(forked)
+    found = await forked.close()
+    assert [(REPLAYED in call.info.used, edited_in(call)) for call in found] == [(True, []), (False, [])]
+
+
+async def test_edits_go_on_at_a_gateway_that_is_started_anew(rendering: Any) -> None:
+    store, secret = InMemoryLightningStore(), b"x" * 32
+    engine = ScriptedEngine(rendering, calculator)
+    tool: Any = {"type": "function", "strict": False, **CALC["function"]}
+    previous: Any = None
+
+    async def turn(which: Site) -> Any:
+        calls = [] if previous is None else [item for item in previous.output if item.type == "function_call"]
+        results = [{"type": "function_call_output", "call_id": call.call_id, "output": "5"} for call in calls]
+        given: Any = results or [{"role": "user", "content": "What is 2 + 3?"}]
+        async with which.client() as client:
+            return await client.responses.create(
+                model="policy", input=given, tools=[tool], previous_response_id=previous.id if previous else None
+            )
+
+    async with Gateway(store, engine, rendering, secret=secret) as gateway:
+        claimed = await store.start_rollout(input={})
+        site = Site(store, engine, gateway, claimed.rollout_id, claimed.attempt.attempt_id)
+        previous = await turn(site)
+        calls = await site.close()
+        forked = await fork(site, await recorded(site, calls, 1, edits={"assistant": "Let me see.", "tool": "8"}))
+        previous = None
+        previous = await turn(forked)
+    for last in (False, True):
+        async with Gateway(store, engine, rendering, secret=secret) as forked.gateway:
+            previous = await turn(forked)
+            if last:
+                summary = await forked.gateway.close_attempt(forked.rollout_id, forked.attempt_id)
+                assert (summary.calls, summary.lost) == (3, None)
+    found = await forked.store.query_calls([forked.rollout_id])
+    found = list(found[forked.rollout_id])
+    assert [edited_in(call) for call in found] == [[], *[[("assistant", 1), ("tool", 2)]] * 2]
+    assert all("Let me see." in rendering.decode(call.prompt_ids) for call in found[1:])
+    check_continues(found[2], found[1])
+    forked.check_exact(found[1:])
+    await store.close()
+
+
+def test_a_record_that_was_stored_without_edits_has_none() -> None:
+    assert RecordedAttempt.model_validate({"rollout_id": "ro-1", "calls": []}).edits == {}

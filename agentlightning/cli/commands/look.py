@@ -78,6 +78,8 @@ class ForkOptions(Command):
     agl fork runs/grpo-20250101-120000 ro-123 --at 2 --times 8 --trust
 
     agl fork runs/grpo-20250101-120000 ro-123 --at 2 --agent my_agent.py:agent --model ./other-model
+
+    agl fork runs/grpo-20250101-120000 ro-123 --at 2 --edit "tool=No such file." --trust
     """
 
     command = "fork"
@@ -88,6 +90,15 @@ class ForkOptions(Command):
     at: Annotated[
         int | None, Option(min=0, help="Answer so many calls from the record; all but the last if not given.")
     ] = None
+    edit: Annotated[
+        list[str],
+        Option(
+            help=(
+                "ROLE=TEXT or ROLE=@FILE: after the record, the model gets this as the system message, or as the last "
+                "user, assistant or tool message; may be given many times."
+            )
+        ),
+    ] = field(default_factory=list)
     times: Annotated[int, Option(min=1, help="How many forks.")] = 4
     agent: Annotated[str | None, Option(help="The agent; with --trust the one of the run if not given.")] = None
     environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)

@@ -48,11 +48,14 @@ async def restore(store: LightningStore, live: LiveAttempt, only: str | None = N
     attributes = {span.attributes[CALL_ID]: span.attributes for span in spans if CALL_ID in span.attributes}
     said: dict[str, _Said] = {}
     for call in calls:
-        if live.replay is not None and only is None and call.info.error is None:
-            live.replay.resume(call.info.used)
         own = attributes.get(call.info.call_id, {})
-        if _add(live, call, own, attributes.get(own.get(SAME_INPUT, ""), own), said) and only is None:
+        added = _add(live, call, own, attributes.get(own.get(SAME_INPUT, ""), own), said)
+        if only is not None:
+            continue
+        if added:
             _count(live, call)
+        if live.replay is not None and call.info.error is None:
+            live.replay.resume(call.info.used, said[call.info.call_id].messages[-1] if added else None)
     if only is not None:
         return
     live.requests = len({call.info.response_id for call in calls})

@@ -17,6 +17,7 @@ import msgspec
 from agentlightning.engine.base import EngineInfo
 from agentlightning.errors import ModelError
 from agentlightning.gateway.attempts import LiveAttempt
+from agentlightning.gateway.edits import EDITED, EditedMessage
 from agentlightning.gateway.exchange import CallRequest, Refusal, unsupported
 from agentlightning.gateway.history.keys import MessageKeys
 from agentlightning.gateway.history.session import Session, SessionRequest, Tokens
@@ -40,7 +41,7 @@ from agentlightning.gateway.sampling.size import (
     too_long,
 )
 from agentlightning.rendering import Rendering
-from agentlightning.rendering.messages import with_tool_names
+from agentlightning.rendering.messages import Message, with_tool_names
 from agentlightning.types.arrays import Int32Array, np
 from agentlightning.types.recording import RecordedCall
 
@@ -55,6 +56,12 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     """Counts the attempt's requests, from 0."""
     start: float
+    edited: tuple[EditedMessage, ...] = ()
+    """Messages of the request that its fork has edited."""
+
+    def segment_id(self, part: str) -> str:
+        """Names a segment of its prompt. A request may be planned as it came, and then edited."""
+        return f"{self.response_id}/{part}{'e' if self.edited else ''}"
 
 
 class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,8 +74,16 @@ class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How many of them, at the end, the client began the answer with."""
     grammar: str | None
     used: Mapping[str, Any]
+    reserved: dict[int, RecordedCall] = {}
+    """The recorded answers to choices that have not begun."""
     replayed: dict[int, RecordedCall] = {}
     """The choices that were answered from a recording."""
+
+    def give_back(self) -> None:
+        """Give back the recorded answers that no choice has begun with."""
+        replay = self.arrival.live.replay
+        while replay is not None and self.reserved:
+            replay.give_back(self.reserved.popitem()[1])
 
 
 class Planner:
@@ -84,6 +99,7 @@ class Planner:
         limits: AttemptLimits,
         overrides: Overrides,
         cut_long_prompts: bool,
+        trained: bool,
     ) -> None:
         self._info = info
         self._rendering = rendering
@@ -93,8 +109,30 @@ class Planner:
         self._limits = limits
         self._overrides = overrides
         self._cuts = cut_long_prompts
+        self._trained = trained
 
     async def plan(self, arrival: Arrival) -> PlannedRequest:
+        """What to sample from, and how; of a fork also which choices its recording answers. Raises `Refusal`.
+
+        A fork's edits are for requests of which no choice is recorded. They leave alone judges and models that are not
+        trained.
+        """
+        replay, request = arrival.live.replay, arrival.request
+        if replay is None:
+            return await self._planned(arrival)
+        edits = replay.edits if self._trained and not arrival.place.judge else None
+        if not edits or not replay.over:
+            asked = await self._planned(arrival)
+            reserved = replay.reserve(self._policy, asked.prompt_ids, asked.used, request.n)
+            if reserved or not edits:
+                return msgspec.structs.replace(asked, reserved=reserved)
+        messages, edited = edits.apply([] if request.prompt is not None else request.messages)
+        if edited:
+            changed = msgspec.structs.replace(request, messages=messages, size=None, digests=None, measured=False)
+            arrival = msgspec.structs.replace(arrival, request=changed, edited=edited)
+        return await self._planned(arrival)
+
+    async def _planned(self, arrival: Arrival) -> PlannedRequest:
         """What to sample from, and how. Raises `Refusal`."""
         request, live = arrival.request, arrival.live
         if request.tools and not self._rendering.parses_tools:
@@ -133,7 +171,11 @@ class Planner:
             prompt_ids=prompt_ids,
             begun=len(prompt_ids) - rendered,
             grammar=await self._grammars.of(live.key, request, prompt_ids),
-            used={**self._settle(arrival), **({"cut": cut} if cut else {})},
+            used={
+                **self._settle(arrival),
+                **({"cut": cut} if cut else {}),
+                **({EDITED: msgspec.to_builtins(arrival.edited)} if arrival.edited else {}),
+            },
         )
 
     async def count(self, request: CallRequest, live: LiveAttempt) -> int:
@@ -209,12 +251,12 @@ class Planner:
 
     async def _prompt(self, arrival: Arrival) -> Prompt:
         """The request's prompt. Long texts are tokenised elsewhere, so that nobody else waits for them."""
-        request, segment_id = arrival.request, f"{arrival.response_id}/p"
+        request, segment_id = arrival.request, arrival.segment_id("p")
         session = arrival.live.session(self._policy)
         if request.prompt is not None:
             return session.plan_tokens(await self._raw(request.prompt, arrival.live), segment_id)
         question = await self._look_up(session, request, arrival.live)
-        if arrival.live.restored and session.has_unknown_answer(request.messages):
+        if arrival.live.restored and session.has_unknown_answer(_written_by_others(arrival)):
             arrival.live.mark_lost("model calls of this attempt were lost with an earlier gateway")
         if question.known is not None:
             return question.known
@@ -228,7 +270,7 @@ class Planner:
         if added is None:
             name = self._rendering.name
             raise unsupported("messages", f"with the renderer '{name}' an answer cannot be begun for the model.")
-        return arrival.live.session(self._policy).begin(prompt, added, f"{arrival.response_id}/b")
+        return arrival.live.session(self._policy).begin(prompt, added, arrival.segment_id("b"))
 
     async def _look_up(self, session: Session, request: CallRequest, live: LiveAttempt) -> SessionRequest:
         """What the session knows of a request, or knew. The keys of many messages are made in pieces."""
@@ -334,6 +376,12 @@ def _fresh(question: SessionRequest) -> list[str]:
     if question.goes_on:
         return list(texts_in(question.messages[question.walk.turn_depth :], None))
     return list(texts_in(question.messages, question.tools))
+
+
+def _written_by_others(arrival: Arrival) -> Sequence[Message]:
+    """The request's messages but for those that have the text of a fork's edit."""
+    replay, messages = arrival.live.replay, arrival.request.messages
+    return messages if replay is None else [message for message in messages if not replay.edits.wrote(message)]
 
 
 def _is_first_of_an_agent(arrival: Arrival) -> bool:

@@ -34,7 +34,6 @@ from agentlightning.rendering.messages import Message
 from agentlightning.rendering.reader import StreamReader, Text
 from agentlightning.types import CallInfo, CallRecord, Divergence, RolloutMode, Segment, VersionRun
 from agentlightning.types.arrays import Int32Array, np
-from agentlightning.types.recording import RecordedCall
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +71,14 @@ class Sampler:
         self._selection = selection
         self._keeps = filter_replay
         self._planner = Planner(
-            info, rendering, large, policy=policy, limits=limits, overrides=overrides, cut_long_prompts=cut_long_prompts
+            info,
+            rendering,
+            large,
+            policy=policy,
+            limits=limits,
+            overrides=overrides,
+            cut_long_prompts=cut_long_prompts,
+            trained=trained,
         )
 
     @property
@@ -87,13 +93,14 @@ class Sampler:
 
     async def answer(self, arrival: Arrival, emit: Emit | None) -> Answer:
         """Sample all choices of a request. `emit` is given what a stream shows. Raises `Refusal`."""
+        asked: list[PlannedRequest] = []
         try:
-            asked = [await self._planner.plan(one) for one in each_prompt(arrival)]
-        except Refusal as refusal:
-            self._record_refusal(arrival, refusal)
-            raise
-        begun = None if emit is None else _Begun(emit, sum(len(one.prompt_ids) for one in asked), arrival.request.n)
-        found = await _all([self._all_choices(one, at, begun) for at, one in enumerate(asked)])
+            await self._plan(arrival, asked)
+            begun = None if emit is None else _Begun(emit, sum(len(one.prompt_ids) for one in asked), arrival.request.n)
+            found = await _all([self._all_choices(one, at, begun) for at, one in enumerate(asked)])
+        finally:
+            for one in asked:
+                one.give_back()
         choices = [choice for of_prompt in found for choice in of_prompt]
         return Answer(
             response_id=arrival.response_id,
@@ -103,6 +110,15 @@ class Sampler:
             cached_tokens=choices[0][1],
             choices=tuple(msgspec.structs.replace(choice, index=at) for at, (choice, _) in enumerate(choices)),
         )
+
+    async def _plan(self, arrival: Arrival, asked: list[PlannedRequest]) -> None:
+        """Plan each prompt of the request, and add it to `asked`."""
+        try:
+            for one in each_prompt(arrival):
+                asked.append(await self._planner.plan(one))
+        except Refusal as refusal:
+            self._record_refusal(arrival, refusal)
+            raise
 
     async def _all_choices(self, asked: PlannedRequest, at: int, begun: _Begun | None) -> list[tuple[Choice, int]]:
         """Those of the prompt in this place."""
@@ -166,7 +182,8 @@ class Sampler:
     ) -> StreamReader | None:
         request = asked.arrival.request
         request_id = f"{asked.arrival.response_id}:{index}"
-        if (recorded := self._recorded(asked, index)) is not None:
+        if index in asked.reserved:
+            recorded = asked.replayed[index] = asked.reserved.pop(index)
             stream = recorded_chunks(recorded)
         else:
             stream = self._engine.generate(asked.prompt_ids, params, stream=emit is not None, request_id=request_id)
@@ -191,14 +208,6 @@ class Sampler:
                 chunks.append(chunk)
                 emit(_delta(index, chunk, reader.feed(self._shown(request, chunk.ids).tolist())))
         return reader
-
-    def _recorded(self, asked: PlannedRequest, index: int) -> RecordedCall | None:
-        """The answer to a choice in the attempt's recording, if it has one and it is there."""
-        replay = asked.arrival.live.replay
-        found = None if replay is None else replay.take(self._policy, asked.prompt_ids, asked.used)
-        if found is not None:
-            asked.replayed[index] = found
-        return found
 
     def _shown(self, request: CallRequest, ids: Int32Array) -> Int32Array:
         """The tokens of an answer that its text is made of."""
@@ -274,8 +283,10 @@ class Sampler:
         return int(ends[0]) + 1 if len(ends) else len(whole.ids)
 
     def _commit(self, asked: PlannedRequest, choice: Choice, chunks: list[Chunk], whole: Chunk) -> Turn:
-        complete = not samples_nothing(asked.used)
-        return self._grow(asked, choice.index, choice.message(), chunks, whole, complete=complete)
+        complete, message, replay = not samples_nothing(asked.used), choice.message(), asked.arrival.live.replay
+        if replay is not None and complete and choice.index not in asked.replayed:
+            replay.edits.sampled(message)
+        return self._grow(asked, choice.index, message, chunks, whole, complete=complete)
 
     def _grow(
         self, asked: PlannedRequest, index: int, message: Message, chunks: list[Chunk], whole: Chunk, *, complete: bool
@@ -371,7 +382,7 @@ class Sampler:
             temperature=float(asked.used.get("temperature", 1.0)),
             asked=arrival.request.asked,
             used={**asked.used, **({REPLAYED: asked.replayed[index].call_id} if index in asked.replayed else {})},
-            divergence=asked.prompt.divergence or self._diverged(arrival),
+            divergence=self._diverged(arrival) or asked.prompt.divergence,
             error=error,
         )
 
