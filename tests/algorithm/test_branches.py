@@ -292,7 +292,6 @@ async def test_continuations_say_what_states_are_worth(tmp_path: Path) -> None:
     episodes = await collect(store, list(originals))
     batches = credit(episodes, replace(RLOO, keep_flat=True), values=state_values(episodes))
     assert shown == {c.call.info.call_id: pytest.approx(c.advantages[0]) for batch in batches for c in batch}
-    assert all(len({shown[c.info.call_id] for c in e.calls}) > 1 for e in episodes if known_states(e.rollout)["values"])
     await store.close()
 
 
