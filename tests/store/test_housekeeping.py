@@ -12,7 +12,7 @@ import pytest
 
 from agentlightning.errors import ConflictError, StoreError
 from agentlightning.store import SqliteLightningStore
-from agentlightning.types import AttemptStatus, RolloutConfig, RolloutMode
+from agentlightning.types import AttemptStatus, RecordedAttempt, Resource, RolloutConfig, RolloutMode
 from tests.store.builders import make_call, make_segment, make_span
 
 
@@ -157,3 +157,17 @@ async def test_retention(filled: SqliteLightningStore) -> None:
     assert await filled.prune(finished_before=third.end_time) == 1
     assert await filled.prune(finished_before=third.end_time + 3600) == 2
     assert [r.rollout_id for r in await filled.query_rollouts()] == ["r5", "queued"]
+
+
+async def test_recordings_go_with_their_last_fork(filled: SqliteLightningStore) -> None:
+    recording = RecordedAttempt(rollout_id="r0", calls=[])
+    for name, given in (("kept", recording), ("gone", recording), ("plain", Resource())):
+        await filled.add_resources({"x": given}, resources_id=name)
+        for number in range(2):
+            claim = await filled.start_rollout(1, resources_id=name, rollout_id=f"{name}{number}")
+            if (name, number) != ("kept", 1):
+                await filled.update_attempt(claim.rollout_id, "latest", status=AttemptStatus.SUCCEEDED)
+    await filled.add_resources({"x": recording}, resources_id="newest")
+    assert await filled.prune(keep=0) == 10
+    there = [await filled.get_resources_by_id(name) for name in ("kept", "gone", "plain", "newest")]
+    assert [one is not None for one in there] == [True, False, True, True]

@@ -1,6 +1,7 @@
 """Forgetting: deleting finished rollouts with everything that belongs to them, a few at a time.
 
-Unfinished rollouts, resources and workers are never deleted. The file does not shrink; its space is used again.
+Unfinished rollouts, resources and workers are never deleted, but for recordings that no rollout is a fork by any more.
+The file does not shrink; its space is used again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import delete, func, select
 
-from agentlightning.store.database.schema import attempts, calls, rollouts, segments, spans
+from agentlightning.store.database.schema import attempts, calls, resources, rollouts, segments, spans
 from agentlightning.store.database.transaction import Transaction
 from agentlightning.types.status import FINISHED_ROLLOUT
 
@@ -39,6 +40,7 @@ def prune(tx: Transaction, finished_before: float | None, keep: int | None) -> i
 
 
 def _delete(tx: Transaction, rollout_ids: Sequence[str]) -> None:
+    used = tx.select(select(rollouts.c.resources_id).where(rollouts.c.rollout_id.in_(rollout_ids)).distinct())
     gone = tx.select(select(attempts.c.attempt_id, attempts.c.status).where(attempts.c.rollout_id.in_(rollout_ids)))
     statuses = tx.select(select(rollouts.c.status).where(rollouts.c.rollout_id.in_(rollout_ids)))
     for noun, values in (("rollouts", [row[0] for row in statuses]), ("attempts", [row[1] for row in gone])):
@@ -49,3 +51,15 @@ def _delete(tx: Transaction, rollout_ids: Sequence[str]) -> None:
     tx.change(delete(segments).where(segments.c.attempt_id.in_([row[0] for row in gone])))
     tx.change(delete(attempts).where(attempts.c.rollout_id.in_(rollout_ids)))
     tx.change(delete(rollouts).where(rollouts.c.rollout_id.in_(rollout_ids)))
+    _delete_recordings(tx, [row[0] for row in used if row[0] is not None])
+
+
+def _delete_recordings(tx: Transaction, resources_ids: Sequence[str]) -> None:
+    """Those of the resources that hold a recording and belong to no rollout; the latest of all stays in any case."""
+    holds = resources.c.resources.like('%"resource_type":"recording"%')
+    found = tx.select(select(resources.c.resources_id).where(resources.c.resources_id.in_(resources_ids), holds))
+    if ids := [row[0] for row in found]:
+        left = select(rollouts.c.resources_id).where(rollouts.c.resources_id.in_(ids))
+        latest = select(func.max(resources.c.revision)).scalar_subquery()
+        unused = resources.c.resources_id.in_(ids), resources.c.resources_id.not_in(left)
+        tx.change(delete(resources).where(*unused, resources.c.revision != latest))
