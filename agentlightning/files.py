@@ -130,3 +130,12 @@ def local_path(uri: str | Path) -> str:
     if scheme != "file":
         raise ConfigError(f"Nothing here reads or writes {scheme}://. Give a directory, for example on a shared disk.")
     return unquote(urlsplit(str(uri)).path)
+
+
+def folder_bytes(folder: Path) -> int:
+    """The size of all files below a folder; of those that are removed meanwhile, nothing."""
+    found = 0
+    for file in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            found += file.lstat().st_size if file.is_file() else 0
+    return found

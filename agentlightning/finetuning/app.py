@@ -98,6 +98,7 @@ class TrainingServer:
         self._tinker = application(self.tinker, self.keys)
         self.catalog.saved = self.tinker.saved
         self.tinker.on_delete = lambda folder: self.pool.forget_below(folder)
+        self.jobs.check_checkpoints = self.tinker.archive.check_room = self._check_checkpoints
         self._ahead = ReadAhead()
         self._own_keys: dict[str, str] = {}
         self._routes = Starlette(
@@ -122,6 +123,18 @@ class TrainingServer:
         """The base URL for clients."""
         host = self._server.host
         return f"http://{f'[{host}]' if ':' in host else host}:{self._server.port}{PREFIX}"
+
+    def _check_checkpoints(self, owner: str) -> None:
+        """Raises `Refusal` where the checkpoints of a key take what they may."""
+        used = self.jobs.checkpoint_bytes(owner) + self.tinker.archive.stored_bytes(owner)
+        if used >= self.quotas.checkpoint_bytes:
+            raise Refusal(
+                f"The checkpoints of this key take {used} bytes, and they may take {self.quotas.checkpoint_bytes} "
+                "(checkpoint_bytes). Delete models or checkpoints that are no longer needed.",
+                status=429,
+                kind="rate_limit_error",
+                code="storage_exceeded",
+            )
 
     async def start(self) -> None:
         """Listen, and go on with the jobs that there are. Raises GatewayError if the port is taken."""

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from agentlightning.errors import AgentLightningError
+from agentlightning.files import folder_bytes
 from agentlightning.finetuning.files import Files
 from agentlightning.finetuning.graders import parse_grader
 from agentlightning.finetuning.graders.settings import owners_settings
@@ -41,6 +42,8 @@ class Quotas:
     """Of all its files."""
     open_jobs: int = 20
     """Jobs that are not finished."""
+    checkpoint_bytes: int = 100 << 30
+    """Of all checkpoints that its jobs and its training clients (tinker) keep."""
 
 
 class Jobs:
@@ -61,6 +64,8 @@ class Jobs:
         self._folder = folder
         self.base_of = base_of
         self._quotas = quotas
+        self.check_checkpoints: Callable[[str], None] = lambda owner: None
+        """Raises `Refusal` where a key may not have further checkpoints."""
         self.agents = agents
         """The agents that jobs may train, by name: `file.py:agent`, or a command."""
 
@@ -82,6 +87,7 @@ class Jobs:
         open_jobs = (self.records.row(count, owner, *FINISHED) or {"n": 0})["n"]
         if open_jobs >= self._quotas.open_jobs:
             raise Refusal(_RATE.format(open_jobs), status=429, kind="rate_limit_error", code="too_many_jobs")
+        self.check_checkpoints(owner)
         seed = secrets.randbelow(2**31) if request.seed is None else request.seed
         job = new_id("ftjob-")
         with self.records.transaction():
@@ -99,6 +105,11 @@ class Jobs:
                 validating += f" and validation file: {request.validation_file}"
             self.records.say(job, [first, JobEvent(name="validating", message=validating)])
         return self.get(owner, job)
+
+    def checkpoint_bytes(self, owner: str) -> int:
+        """What the checkpoints of a key's jobs take."""
+        jobs = self.records.rows("SELECT id FROM jobs WHERE owner = ?", owner)
+        return sum(folder_bytes(self.folder(job["id"]) / "checkpoints") for job in jobs)
 
     def _check_grader(self, owner: str, request: JobRequest) -> None:
         """Raises `Refusal` or GraderRefused for a grader that cannot be used, or asks a model that there is not, and

@@ -94,6 +94,21 @@ async def test_a_file_may_be_so_large_and_all_of_a_keys_together(serve: Serve) -
         assert len(list(server.blobs.path("x").parent.iterdir())) == 1
 
 
+async def test_no_job_is_made_where_the_checkpoints_of_a_key_take_what_they_may(serve: Serve) -> None:
+    async with serve(quotas=Quotas(checkpoint_bytes=1000)) as (server, client):
+        file = await client.files.create(file=("f", jsonl(chats(3))), purpose="fine-tune")
+        job = await client.fine_tuning.jobs.create(model="calc", training_file=file.id)
+        await client.fine_tuning.jobs.cancel(job.id)
+        kept = server.jobs.folder(job.id) / "checkpoints" / "step-000001"
+        kept.mkdir(parents=True)
+        (kept / "model.safetensors").write_bytes(b"x" * 1000)
+        with pytest.raises(openai.RateLimitError, match="checkpoint_bytes"):
+            await client.fine_tuning.jobs.create(model="calc", training_file=file.id)
+        (kept / "model.safetensors").unlink()
+        again = await client.fine_tuning.jobs.create(model="calc", training_file=file.id)
+        await client.fine_tuning.jobs.cancel(again.id)
+
+
 async def test_files_that_come_at_the_same_time_count_together(serve: Serve) -> None:
     """What is on its way in is counted, so that two of which each would fit do not both come in."""
     async with serve(quotas=Quotas(file_bytes=1 << 20, stored_bytes=3 << 18)) as (server, _):

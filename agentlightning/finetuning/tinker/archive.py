@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from agentlightning.files import atomic_directory, make_folder
+from agentlightning.files import atomic_directory, folder_bytes, make_folder
 from agentlightning.finetuning.records import Records, Row
 from agentlightning.gateway.exchange import Refusal
 
@@ -62,6 +62,8 @@ class Archive:
         self._records = records
         self.folder = folder
         self._deleted = deleted
+        self.check_room: Callable[[str], None] = lambda owner: None
+        """Raises `Refusal` where a key may not have further checkpoints."""
         records.define(_TABLES)
         make_folder(folder)
         self._remove_remains()
@@ -156,14 +158,18 @@ class Archive:
         lifetime: int | None = None,
         metadata: Any = None,
     ) -> Row:
-        """Have a checkpoint written into a folder of its own, and keep it under its path."""
+        """Have a checkpoint written into a folder of its own, and keep it under its path.
+
+        Raises `Refusal` where the key's checkpoints take what they may.
+        """
+        self.check_room(owner)
         path = f"{SCHEME}{run}/{kind}/{name}"
         place = self._place({"run": run, "kind": kind, "name": name})
         if self._row(path) is not None:
             self._deleted(place)
         with atomic_directory(place) as work:
             await write(work)
-        size = await asyncio.to_thread(_size, place)
+        size = await asyncio.to_thread(folder_bytes, place)
         now = time.time()
         with self._records.transaction():
             self._records.remove("tinker_checkpoints", path)
@@ -182,6 +188,12 @@ class Archive:
         found = self._row(path)
         assert found is not None
         return found
+
+    def stored_bytes(self, owner: str) -> int:
+        """What the checkpoints of a key take."""
+        found = self._records.row("SELECT coalesce(sum(bytes), 0) AS n FROM tinker_checkpoints WHERE owner = ?", owner)
+        assert found is not None
+        return found["n"]
 
     def find(self, owner: str, path: str) -> SavedWeights:
         """A checkpoint of the key's own, or one that its owner published. Raises `Refusal`."""
@@ -279,10 +291,6 @@ def _moment(seconds: float) -> str:
 
 def _folder_of(run: str) -> str:
     return run.replace(":", "-")
-
-
-def _size(place: Path) -> int:
-    return sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
 
 
 def _missing(what: str, name: str) -> Refusal:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 
+from agentlightning.finetuning.jobs import Quotas
 from agentlightning.finetuning.records import Records
 from agentlightning.finetuning.tinker.archive import Archive
 
@@ -212,6 +213,17 @@ def test_a_model_process_that_dies_takes_its_clients_with_it_and_nothing_else(st
             client.forward([datum(ids(1, 10))], "cross_entropy").result()
         again = service.create_training_client_from_state(path).result()
         assert logprobs(again)
+
+
+def test_the_checkpoints_of_a_key_take_what_they_may(start: Start) -> None:
+    """Deleting some makes room for others."""
+    with start(quotas=Quotas(checkpoint_bytes=100_000)).client() as service:
+        client = training_client(service)
+        first = client.save_state("first").result().path
+        with pytest.raises(tinker.TinkerError, match=r"take \d+ bytes, and they may take 100000"):
+            client.save_state("second").result()
+        rest(service).delete_checkpoint_from_tinker_path(first).result()
+        assert client.save_state("third").result().path.endswith("third")
 
 
 async def test_a_checkpoint_is_whole_or_is_not_there(tmp_path: Path) -> None:
