@@ -437,6 +437,7 @@ class TinkerService:
             f"{session.id}:sample:{number}", client.owner, session.id, client.base.name, adapter=adapter
         )
         if made.id not in self.sampling:
+            _check_room(session.sampling, KEPT_UNNAMED * len(session.training))
             session.sampling.append(made.id)
         self.sampling[made.id] = made
         return made

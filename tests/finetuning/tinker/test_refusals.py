@@ -326,6 +326,16 @@ def test_clients_of_a_session_have_an_end(running: Running, monkeypatch: pytest.
     assert "open another session" in answers[-1].json()["detail"]
 
 
+def test_those_that_follow_the_weights_under_way_count_too(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentlightning.finetuning.tinker.service.MOST_CLIENTS", 1)
+    monkeypatch.setattr("agentlightning.finetuning.tinker.service.KEPT_UNNAMED", 1)
+    client = training_client(service)
+    for _ in range(2):
+        client.save_weights_and_get_sampling_client(kind="inflight").result()
+    with pytest.raises(tinker.TinkerError, match="open another session"):
+        client.save_weights_and_get_sampling_client(kind="inflight").result()
+
+
 def test_what_was_fetched_counts_no_more(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many requests a client makes, if it fetches what comes of them; of those the last ones are kept."""
     monkeypatch.setattr("agentlightning.finetuning.tinker.futures.MOST_OPEN", 64)
