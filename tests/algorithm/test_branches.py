@@ -308,6 +308,20 @@ async def test_continuations_have_the_results_of_the_tools(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+async def test_continuations_of_steps_that_are_sampled_ahead_are_learned_with_them(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"steps": 4, "max_staleness": 2, "branches": 2}
+    rows = await asyncio.to_thread(trained, tmp_path / "run", agent_of(2), **given)
+    store = SqliteLightningStore(tmp_path / "run" / "store.db")
+    rollouts = await store.query_rollouts(limit=-1)
+    for step, row in enumerate(rows, 1):
+        known = [known_states(r) for r in rollouts if r.metadata["step"] == step and FORK_OF not in r.metadata]
+        forks = {r.rollout_id for r in rollouts if r.metadata["step"] == step and FORK_OF in r.metadata}
+        assert row["branches/forks"] == len(forks) > 0
+        assert forks == {name for about in known for name in about["trained"]}, "each is learned with its rollout"
+    await store.close()
+
+
+@pytest.mark.slow
 def test_agents_that_ask_something_else_each_time_lose_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = trained(tmp_path / "run", agent_of(3, clock=True))
     assert sum(row["branches/states"] for row in rows) > 0, "the state before the second call needs no second question"
