@@ -31,6 +31,7 @@ from agentlightning.litagent.known_agents import KNOWN_AGENTS, KnownAgent, with_
 from agentlightning.models import resolve_model
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
+from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import Call, NamedResources, Span
 from agentlightning.types.call import Int32Array
 from agentlightning.types.left_out import left_out_of
@@ -188,16 +189,23 @@ def early(agent: KnownAgent) -> KnownAgent:
 
 
 async def run(
-    agent: KnownAgent, script: Script = reading, task: Mapping[str, str] = READS, text: str = f"{WORD}\n"
+    agent: KnownAgent,
+    script: Script = reading,
+    task: Mapping[str, str] = READS,
+    text: str = f"{WORD}\n",
+    store: SqlLightningStore | None = None,
 ) -> Seen:
-    """One rollout of the agent, through a gateway of its own, in a folder with a notes.txt of this text."""
+    """One rollout of the agent, through a gateway of its own, in a folder with a notes.txt of this text.
+
+    store: is closed after it; one in memory if not given.
+    """
     outputs: list[agl.ProgramRun] = []
 
     def grade(ended: agl.ProgramRun) -> float:
         outputs.append(ended)
         return 1.0
 
-    rendering, store = load_rendering(resolve_model("calc")), InMemoryLightningStore()
+    rendering, store = load_rendering(resolve_model("calc")), store or InMemoryLightningStore()
     engine = Engine(rendering, script, max_context=400_000)
     with tempfile.TemporaryDirectory() as files, tempfile.TemporaryDirectory() as home:
         _write(Path(files, "notes.txt"), text)

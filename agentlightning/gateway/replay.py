@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from agentlightning.engine.base import Chunk
 from agentlightning.gateway.edits import ConversationEdits
 from agentlightning.gateway.exchange import Refusal
+from agentlightning.gateway.sampling.settings import SETTINGS
 from agentlightning.rendering.messages import Message
 from agentlightning.types import Divergence, NamedResources
 from agentlightning.types.arrays import Int32Array, np
@@ -15,7 +16,7 @@ from agentlightning.types.recording import RecordedAttempt, RecordedCall, record
 
 REPLAYED = "replayed_from"
 """Among the sampling settings of a call that was answered from a recording: the recorded call."""
-_COMPARED = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop", "presence_penalty", "frequency_penalty")
+_COMPARED = (*(name for name in SETTINGS if name != "seed"), "stop_token_ids", "min_tokens", "ignore_eos")
 """Sampling settings that have to be the same; a seed makes no difference to what was sampled already."""
 
 
@@ -119,8 +120,12 @@ class AttemptReplay:
 
 
 def _changed(recorded: Mapping[str, Any], used: Mapping[str, Any]) -> str | None:
-    """The first sampling setting that is another."""
-    return next((name for name in _COMPARED if recorded.get(name) != used.get(name)), None)
+    """The first sampling setting that is another. A recording was JSON, which has lists in place of tuples."""
+    return next((name for name in _COMPARED if _as_json(recorded.get(name)) != _as_json(used.get(name))), None)
+
+
+def _as_json(value: Any) -> Any:
+    return [*value] if isinstance(value, tuple) else value
 
 
 def _shared(a: Int32Array, b: Int32Array) -> int:
@@ -129,8 +134,18 @@ def _shared(a: Int32Array, b: Int32Array) -> int:
     return int(differ[0]) if len(differ) else least
 
 
-async def recorded_chunks(call: RecordedCall) -> AsyncGenerator[Chunk, None]:
-    """The recorded response as an engine gives it: a chunk for each weight version."""
+def stopped_by(call: RecordedCall, stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> str | None:
+    """The stop string that ended a recorded response, as engines find it: the one that begins first in its end."""
+    if call.length or not stop:
+        return None
+    window = max(len(s.encode()) for s in stop) + 1
+    text = decode(call.response_ids[-window:])
+    found = [(text.find(s), s) for s in stop if s in text]
+    return min(found)[1] if found else None
+
+
+async def recorded_chunks(call: RecordedCall, stop_string: str | None = None) -> AsyncGenerator[Chunk, None]:
+    """The recorded response as an engine gives it: a chunk for each weight version. `stop_string`: what ended it."""
     ends: Sequence[int] = [start for start, _ in call.versions[1:]] + [len(call.response_ids)]
     for (start, version), end in zip(call.versions or [(0, 0)], ends, strict=True):
         yield Chunk(
@@ -139,4 +154,5 @@ async def recorded_chunks(call: RecordedCall) -> AsyncGenerator[Chunk, None]:
             plain_logprobs=np.asarray(call.plain_logprobs[start:end], np.float32),
             version=version,
             finish_reason=("length" if call.length else "stop") if end == len(call.response_ids) else None,
+            stop_string=stop_string if end == len(call.response_ids) else None,
         )

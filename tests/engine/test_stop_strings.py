@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from agentlightning.engine.stop_strings import StopStrings
+from agentlightning.gateway.replay import stopped_by
 from agentlightning.learner.policy import Policy
+from agentlightning.types.recording import RecordedCall
 
 
 def first_hit(policy: Policy, text: str, stop: tuple[str, ...]) -> tuple[int, str] | None:
@@ -51,3 +55,18 @@ def test_the_one_that_begins_first_is_named(policy: Policy) -> None:
     hit = first_hit(policy, "x</tool_call>", ("call>", "</tool_call>"))
     assert hit is not None
     assert hit[1] == "</tool_call>"
+
+
+@pytest.mark.parametrize("stop", [("lo wo",), ("🙂", "é"), ("call>", "</tool_call>"), ("nowhere",), ()])
+def test_a_recorded_answer_ends_with_the_stop_string_that_the_engine_found(
+    policy: Policy, stop: tuple[str, ...]
+) -> None:
+    decode: Any = policy.tokenizer.decode
+    for text in ("Say hello world.", "naïve café 🙂 ok", "x</tool_call>"):
+        hit = first_hit(policy, text, stop) if stop else None
+        ids = policy.tokenizer.encode(text)[: None if hit is None else hit[0]]
+        floats = [0.0] * len(ids)
+        given: dict[str, Any] = {"call_id": "c", "policy": "p", "prompt_keep": 0, "prompt_ids": [], "versions": []}
+        call = RecordedCall(response_ids=ids, logprobs=floats, plain_logprobs=floats, **given)
+        assert stopped_by(call, stop, decode) == (None if hit is None else hit[1])
+        assert stopped_by(call.model_copy(update={"length": True}), stop, decode) is None

@@ -208,6 +208,40 @@ async def test_another_sampling_setting_is_named(site: Site) -> None:
     assert "max_tokens" in found[0].info.divergence.cause
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"stop": ["3", "+"]},
+        {"stop": "5"},
+        {"presence_penalty": 0.5, "logit_bias": {"7": -1.5}},
+        {"extra_body": {"stop_token_ids": [7, 8], "min_tokens": 2, "top_k": 5, "min_p": 0.01}},
+        {"extra_body": {"ignore_eos": True}, "max_tokens": 5},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_every_sampling_setting_is_found_the_same_and_answers_alike(
+    site: Site, given: dict[str, Any], stream: bool
+) -> None:
+    """A recording is read from JSON. A response that a stop string ended is cut again where it was."""
+
+    async def answer(of: Site, **more: Any) -> tuple[str, str | None]:
+        asked: Any = {"model": "policy", "messages": [{"role": "user", "content": "What is 2 + 3?"}], **given, **more}
+        async with of.client() as client:
+            if not stream:
+                choice = (await client.chat.completions.create(**asked)).choices[0]
+                return choice.message.content or "", choice.finish_reason
+            chunks = [c async for c in await client.chat.completions.create(**asked, stream=True) if c.choices]
+            return "".join(c.choices[0].delta.content or "" for c in chunks), chunks[-1].choices[0].finish_reason
+
+    told = await answer(site)
+    recording = await recorded(site, await site.close(), 1, diverged="refuse")
+    again = RecordedAttempt.model_validate_json(recording.model_dump_json())
+    assert await answer(await fork(site, again)) == told
+    with pytest.raises(openai.BadRequestError, match="is another"):
+        await answer(await fork(site, again), frequency_penalty=1.5)
+
+
 async def test_what_is_not_in_the_record_is_refused_where_that_is_wanted(site: Site) -> None:
     await by_chat(site, "What is 2 + 3?")
     calls = await site.close()
@@ -302,10 +336,10 @@ async def test_an_answer_that_did_not_reach_its_client_is_given_again(
     forked = await fork(site, await recorded(site, calls, 3))
     real, hung = sampler.recorded_chunks, asyncio.Event()
 
-    async def hangs(call: Any) -> Any:
+    async def hangs(*given: Any) -> Any:
         hung.set()
         await asyncio.sleep(60)
-        async for chunk in real(call):
+        async for chunk in real(*given):
             yield chunk
 
     monkeypatch.setattr(sampler, "recorded_chunks", hangs)

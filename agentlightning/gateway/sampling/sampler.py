@@ -24,7 +24,7 @@ from agentlightning.gateway.history.tree import Piece, Turn, unrecorded
 from agentlightning.gateway.large.requests import LargeRequests
 from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.recording.records import call_span, refusal_span
-from agentlightning.gateway.replay import REPLAYED, recorded_chunks
+from agentlightning.gateway.replay import REPLAYED, recorded_chunks, stopped_by
 from agentlightning.gateway.routing.models import AttemptLimits, Selection
 from agentlightning.gateway.sampling.constraint import reads_tools
 from agentlightning.gateway.sampling.planner import Arrival, PlannedRequest, Planner
@@ -184,7 +184,7 @@ class Sampler:
         request_id = f"{asked.arrival.response_id}:{index}"
         if index in asked.reserved:
             recorded = asked.replayed[index] = asked.reserved.pop(index)
-            stream = recorded_chunks(recorded)
+            stream = recorded_chunks(recorded, stopped_by(recorded, params.stop, self.rendering.decode))
         else:
             stream = self._engine.generate(asked.prompt_ids, params, stream=emit is not None, request_id=request_id)
         async with aclosing(stream):

@@ -1,7 +1,7 @@
 // The token tree: each run of tokens once, what is shared drawn once, and where and why it branched.
 
 import { useElementSize } from "@mantine/hooks";
-import { amount, visible } from "../format.ts";
+import { amount, textOf, visible } from "../format.ts";
 import { Empty } from "../parts/States.tsx";
 import type { Divergence, TokenCall, Tokens } from "../types.ts";
 import { layOut, type Placed } from "./paths.ts";
@@ -66,7 +66,10 @@ function Branch({ parent, child, scale }: { parent: Placed; child: Placed; scale
 
 function whyOf(one: Placed, call: TokenCall | undefined): string | null {
   if (one.lane === 0 && one.start === 0) return null;
-  return call?.divergence ? `${call.divergence.cause.replaceAll("_", " ")}, ${amount(call.divergence.tokens_lost)} tokens lost` : null;
+  const agent = call?.agent ? `${textOf(call.agent)}: ` : "";
+  if (!call?.divergence) return agent && call?.continues === null ? `${agent}another conversation` : null;
+  const lost = call.divergence.tokens_lost > 0 ? `, ${amount(call.divergence.tokens_lost)} tokens lost` : "";
+  return `${agent}${call.divergence.cause.replaceAll("_", " ")}${lost}`;
 }
 
 function lengthOf(placed: Placed[], call: TokenCall): number {

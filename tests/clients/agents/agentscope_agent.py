@@ -17,6 +17,7 @@ PACKAGE, WIRE, STREAMS = "agentscope", "Chat Completions", (False, True)
 CHANGE = 'OpenAIChatModel(OpenAICredential(base_url=llm.endpoint, api_key="dummy"), llm.model)'
 NAMED = True
 SCRIPTED = True
+ASKS_ANEW = "it tells the model the current time, to the second"
 ALLOWED = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="harmless")
 
 
