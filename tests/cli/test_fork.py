@@ -100,6 +100,7 @@ def test_so_many_calls_are_from_the_record(folder: Path) -> None:
     assert [row["reward"] for row in whole["forks"]] == [whole["original"]["reward"]] * 2
 
 
+@pytest.mark.slow  # test_so_many_calls_are_from_the_record has a whole command; gateway and emitter have the parts
 def test_an_edited_message_is_told_and_shown(folder: Path) -> None:
     which = rollout(folder, clock=False)
     found = forked(folder, which, "--at", "2", "--times", "1", "--edit", "user=What is 9 + 9?", "--trust")
@@ -195,6 +196,7 @@ def tally_fork(folder: Path, run: str, which: str, *given: str) -> tuple[Any, st
     return row, done.stderr
 
 
+@pytest.mark.slow  # test_so_many_calls_are_from_the_record has a whole command; gateway and emitter have the parts
 def test_replayed_tools_do_not_run_again(tallied: Path) -> None:
     count = tallied / "replayed.txt"
     count.write_text("xxx")
@@ -210,6 +212,7 @@ def test_replayed_tools_do_not_run_again(tallied: Path) -> None:
     assert count.read_text() == "xxxx", "a fork of the fork has its tools' results too"
 
 
+@pytest.mark.slow  # test_so_many_calls_are_from_the_record has a whole command; gateway and emitter have the parts
 def test_tools_that_run_again_are_said(tallied: Path) -> None:
     (tallied / "plain.txt").write_text("xxx")
     row, said = tally_fork(tallied, "run", "plain.txt")
