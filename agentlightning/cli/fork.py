@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from agentlightning.algorithm import Baseline
+from agentlightning.algorithm import Baseline, PolicySpec
 from agentlightning.algorithm.checkpoint import latest_checkpoint
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.cli.agents import environment_of, find_agent
@@ -48,7 +49,9 @@ def fork_rollout(options: ForkOptions) -> None:
     agent = _agent(options)
     if not options.tools_again:
         _check_tools(agent, original, options)
-    algorithm = Baseline(served=_served(options), repeats=options.times, mode=RolloutMode.TEST)
+    mode = original.episode.rollout.mode or RolloutMode.TEST
+    served = _sampled_as(original.episode, _served(options))
+    algorithm = Baseline(served=served, repeats=options.times, mode=mode)
     trainer = Trainer(
         algorithm=algorithm,
         run_dir=options.run_dir,
@@ -189,7 +192,7 @@ def _check_tools(agent: LitAgent[Any], original: _Original, options: ForkOptions
         )
 
 
-def _served(options: ForkOptions) -> Any:
+def _served(options: ForkOptions) -> PolicySpec:
     """The model that goes on. Raises ConfigError where the run has none."""
     if options.model:
         return resolve(Path(options.model))[0].spec
@@ -198,6 +201,19 @@ def _served(options: ForkOptions) -> Any:
     except (ConfigError, OSError):
         raise ConfigError(f"{options.run} has no checkpoint: say which model goes on, --model MODEL.") from None
     return resolve(options.run)[0].spec
+
+
+def _sampled_as(original: Episode, spec: PolicySpec) -> PolicySpec:
+    """What is served, sampled as the run of the original sampled, whatever its agent asks for."""
+    if not original.calls:
+        return spec
+    info = original.calls[0].info
+    if original.rollout.mode is RolloutMode.TRAIN:
+        given = {name: info.used[name] for name in ("temperature", "top_p", "top_k", "min_p") if name in info.used}
+    else:
+        temperature = info.used.get("temperature")
+        given = {"val_temperature": None if temperature == info.asked.get("temperature") else temperature}
+    return replace(spec, calls=replace(spec.calls, **given))
 
 
 def _row(episode: Episode) -> dict[str, Any]:

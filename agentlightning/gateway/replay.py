@@ -19,6 +19,12 @@ REPLAYED = "replayed_from"
 _COMPARED = (*(name for name in SETTINGS if name != "seed"), "stop_token_ids", "min_tokens", "ignore_eos")
 """Sampling settings that have to be the same; a seed makes no difference to what was sampled already."""
 
+_DEFAULTS: Mapping[str, Any] = {
+    **{"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
+    **{"logit_bias": {}, "stop": (), "stop_token_ids": (), "min_tokens": 0, "ignore_eos": False},
+}
+"""What `params_for` takes for a setting that is not given."""
+
 
 def replay_in(resources: NamedResources) -> AttemptReplay | None:
     """That of the first recording among a rollout's resources."""
@@ -120,12 +126,15 @@ class AttemptReplay:
 
 
 def _changed(recorded: Mapping[str, Any], used: Mapping[str, Any]) -> str | None:
-    """The first sampling setting that is another. A recording was JSON, which has lists in place of tuples."""
-    return next((name for name in _COMPARED if _as_json(recorded.get(name)) != _as_json(used.get(name))), None)
+    """The first sampling setting that is another."""
+    return next((name for name in _COMPARED if _effective(recorded, name) != _effective(used, name)), None)
 
 
-def _as_json(value: Any) -> Any:
-    return [*value] if isinstance(value, tuple) else value
+def _effective(used: Mapping[str, Any], name: str) -> Any:
+    """A setting as an engine takes it: one that is not given has its default, and JSON has lists in place of tuples."""
+    value = used.get(name)
+    value = _DEFAULTS.get(name) if value is None else value
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _shared(a: Int32Array, b: Int32Array) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +171,32 @@ def test_what_cannot_be_is_said(folder: Path, given: tuple[str, ...], words: str
     done = agl(folder, "fork", *(first if one == "FIRST" else one for one in given))
     assert done.returncode != 0
     assert words in " ".join(done.stderr.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "setting"), [("train", "temperature=0.7"), ("val", "val_temperature=0.3")])
+def test_a_rollout_of_a_training_is_sampled_as_it_was(folder: Path, mode: str, setting: str) -> None:
+    """Training has sampling settings of its own, whatever the agent asks for."""
+    run = f"trained-{mode}"
+    settings = (
+        "steps=1",
+        "tasks_per_step=1",
+        "group_size=2",
+        "preflight=warn",
+        "flat_steps=0",
+        "val_before=true",
+        setting,
+    )
+    given = ("--agent", "agent.py:three", "--tasks", "tasks.jsonl", "--val-tasks", "tasks.jsonl", "--model", "calc")
+    done = agl(folder, "train", *given, *(f"--set={one}" for one in settings), "--run-dir", run)
+    assert (folder / run / "store.db").exists(), done.stderr
+    with closing(sqlite3.connect(folder / run / "store.db")) as store:
+        asked = "select rollout_id from rollouts where mode = ? and input like '%false%'"
+        (which,) = store.execute(asked, [mode]).fetchone()
+    forks = agl(folder, "fork", run, which, "--times", "2", "--agent", "agent.py:three", "--json")
+    assert forks.returncode == 0, forks.stderr
+    found = json.loads(forks.stdout)["forks"]
+    assert [(one["replayed"], one["diverged"]) for one in found] == [(2, None)] * 2
 
 
 @pytest.fixture(scope="module")

@@ -9,16 +9,17 @@ from functools import partial
 from typing import Any
 
 import anthropic
+import numpy as np
 import openai
 import pytest
 
 from agentlightning.gateway import Frozen, Gateway
 from agentlightning.gateway.edits import EDITED
-from agentlightning.gateway.replay import REPLAYED
+from agentlightning.gateway.replay import REPLAYED, AttemptReplay
 from agentlightning.gateway.sampling import sampler
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Call, RecordedAttempt, RolloutMode, recording_of
-from agentlightning.types.recording import tool_call_ids_of
+from agentlightning.types.recording import RecordedCall, tool_call_ids_of
 from tests.gateway.conftest import CALC, Site, calculator
 from tests.gateway.scripted import ScriptedEngine
 from tests.gateway.test_gemini import client_of
@@ -240,6 +241,28 @@ async def test_every_sampling_setting_is_found_the_same_and_answers_alike(
     assert await answer(await fork(site, again)) == told
     with pytest.raises(openai.BadRequestError, match="is another"):
         await answer(await fork(site, again), frequency_penalty=1.5)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "changed"),
+    [
+        ({"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}, {}, None),
+        ({}, {"stop": [], "logit_bias": {}, "presence_penalty": 0, "ignore_eos": False}, None),
+        ({"stop": ["a"], "seed": 1}, {"stop": ("a",), "seed": 2}, None),
+        ({"temperature": 0.7}, {}, "temperature"),
+        ({}, {"max_tokens": 7}, "max_tokens"),
+        ({"logit_bias": {"1": 2.0}}, {"logit_bias": {"1": 3.0}}, "logit_bias"),
+    ],
+)
+def test_a_setting_that_is_not_given_is_its_default(
+    before: dict[str, Any], now: dict[str, Any], changed: str | None
+) -> None:
+    given: dict[str, Any] = {"response_ids": [3], "logprobs": [0.0], "plain_logprobs": [0.0], "versions": [(0, 0)]}
+    call = RecordedCall(call_id="c", policy="policy", prompt_keep=0, prompt_ids=[1, 2], used=before, **given)
+    replay = AttemptReplay(RecordedAttempt(rollout_id="r", calls=[call]))
+    found = replay.take("policy", np.array([1, 2], np.int32), now)
+    assert (found is None) == (changed is not None)
+    assert changed is None or (replay.divergence is not None and changed in replay.divergence.cause)
 
 
 async def test_what_is_not_in_the_record_is_refused_where_that_is_wanted(site: Site) -> None:
