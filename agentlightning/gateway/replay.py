@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentlightning.engine.base import Chunk
 from agentlightning.gateway.edits import ConversationEdits
 from agentlightning.gateway.exchange import Refusal
+from agentlightning.gateway.recording.records import span_id_of
 from agentlightning.gateway.sampling.settings import SETTINGS
 from agentlightning.rendering.messages import Message
 from agentlightning.types import Divergence, NamedResources
 from agentlightning.types.arrays import Int32Array, np
+from agentlightning.types.call import Segment, SegmentSource, SpanSource
 from agentlightning.types.recording import RecordedAttempt, RecordedCall, recording_in
 
 REPLAYED = "replayed_from"
@@ -141,6 +144,24 @@ def _shared(a: Int32Array, b: Int32Array) -> int:
     least = min(len(a), len(b))
     (differ,) = np.nonzero(a[:least] != b[:least])
     return int(differ[0]) if len(differ) else least
+
+
+def with_sources(
+    segments: Sequence[Segment], call: RecordedCall, prompt_segment_id: str, response_segment_id: str
+) -> tuple[Segment, ...]:
+    """The segments of a call that was answered from the record, with those that have the same tokens there."""
+    recorded = {prompt_segment_id: call.prompt_segment_id, response_segment_id: call.response_segment_id}
+    return tuple(
+        replace(segment, source=SegmentSource(call.attempt_id, source))
+        if (source := recorded.get(segment.segment_id))
+        else segment
+        for segment in segments
+    )
+
+
+def span_source_of(call: RecordedCall) -> SpanSource | None:
+    """The span of the recorded call, where it is known which attempt made that."""
+    return SpanSource(call.attempt_id, span_id_of(call.call_id)) if call.attempt_id else None
 
 
 def stopped_by(call: RecordedCall, stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> str | None:

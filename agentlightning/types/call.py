@@ -23,6 +23,22 @@ class VersionRun:
     version: int
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentSource:
+    """A segment of another attempt, which was recorded and has the same tokens."""
+
+    attempt_id: str
+    segment_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpanSource:
+    """A span of another attempt, which was recorded and has the same messages."""
+
+    attempt_id: str
+    span_id: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
     """A run of tokens. `logprobs`, `plain_logprobs` and `versions` are there if the tokens were sampled.
@@ -41,6 +57,8 @@ class Segment:
     plain_logprobs: Float32Array | None = None
     versions: tuple[VersionRun, ...] = ()
     kept: Int32Array | None = None
+    source: SegmentSource | None = None
+    """Where a store may have its tokens already, so that it need not store them again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +125,8 @@ class CallRecord:
     response_segment_id: str
     segments: tuple[Segment, ...]
     span: Span
+    span_source: SpanSource | None = None
+    """Where a store may have the span's messages already, so that it need not store them again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,3 +147,7 @@ class Call:
     """Runs over the response."""
     kept: Int32Array | None = None
     """What a filter left to draw each token from, where it was written down; see `types.kept`."""
+    prompt_segment_id: str = ""
+    """The segment that the prompt ends with, where the call was read from a store."""
+    response_segment_id: str = ""
+    """The segment that the response ends with."""

@@ -50,6 +50,12 @@ class RecordedCall(GivenRecord):
     """Sampling settings that were used."""
     tool_call_ids: list[str] = Field(default_factory=list)
     """The ids of the calls of tools in the answer."""
+    attempt_id: str = ""
+    """The attempt that made the call."""
+    prompt_segment_id: str = ""
+    """The segment of that attempt that the prompt ends with; empty if it is not known."""
+    response_segment_id: str = ""
+    """The segment that the response ends with; empty if it is not known."""
 
 
 class RecordedTool(GivenRecord):
@@ -177,6 +183,9 @@ def recording_of(
                 length=call.info.finish_reason == "length",
                 used=dict(call.info.used),
                 tool_call_ids=tool_call_ids.get(call.info.call_id, []),
+                attempt_id=call.info.attempt_id,
+                prompt_segment_id=call.prompt_segment_id,
+                response_segment_id=call.response_segment_id,
             )
         )
         before = [*prompt, *response]

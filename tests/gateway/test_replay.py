@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -17,7 +20,7 @@ from agentlightning.gateway import Frozen, Gateway
 from agentlightning.gateway.edits import EDITED
 from agentlightning.gateway.replay import REPLAYED, AttemptReplay
 from agentlightning.gateway.sampling import sampler
-from agentlightning.store import InMemoryLightningStore
+from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
 from agentlightning.types import Call, RecordedAttempt, RolloutMode, recording_of
 from agentlightning.types.recording import RecordedCall, tool_call_ids_of
 from tests.gateway.conftest import CALC, Site, calculator
@@ -318,6 +321,56 @@ async def test_forks_do_not_grow_the_store_by_their_record(site: Site) -> None:
     rollouts = [await site.store.enqueue_rollout(input={}, resources_id=update.resources_id) for _ in range(50)]
     assert {rollout.resources_id for rollout in rollouts} == {update.resources_id}
     assert len(json.dumps(rollouts[0].model_dump(mode="json"))) < 2000
+
+
+_TOKENS = "SELECT SUM(length(ids) + COALESCE(length(logprobs), 0) + COALESCE(length(plain_logprobs), 0)) FROM segments"
+_SAID = "SELECT SUM(length(attributes) + COALESCE(length(texts), 0)) FROM spans WHERE attempt_id = ?"
+
+
+@pytest.mark.parametrize("words", [3, 200])
+async def test_twenty_forks_store_no_token_of_their_record(rendering: Any, tmp_path: Path, words: int) -> None:
+    """However long it is, with the original in the same store; a gateway that takes over stores none again, either."""
+    store: Any = SqliteLightningStore(tmp_path / "store.db")
+    engine, question = ScriptedEngine(rendering, calculator), "What is 2 + 3?" + " Say it." * words
+
+    def stored(text: str = _TOKENS, *given: str) -> int:
+        with closing(sqlite3.connect(tmp_path / "store.db")) as database:
+            return int(database.execute(text, given).fetchone()[0])
+
+    async def go_on(which: Site, messages: list[Any], turns: int) -> None:
+        async with which.client() as client:
+            for _ in range(turns):
+                answer = await client.chat.completions.create(model="policy", messages=messages, tools=[CALC])
+                messages += [message := answer.choices[0].message]
+                messages += [tool_result(call.id) for call in message.tool_calls or ()]
+
+    claimed = await store.start_rollout(input={})
+    async with Gateway(store, engine, rendering, secret=b"x" * 32) as gateway:
+        site = Site(store, engine, gateway, claimed.rollout_id, claimed.attempt.attempt_id)
+        await go_on(site, [{"role": "user", "content": question}], 2)
+        calls = await site.close()
+        before = stored()
+        assert before >= 4 * len(calls[-1].prompt_ids)
+        last, recording = site, await recorded(site, calls, 2)
+        for number in range(20):
+            if number == 10:  # a fork of a fork
+                recording = await recorded(last, await last.close(), 2)
+            last = await fork(site, recording)
+            await go_on(last, [{"role": "user", "content": question}], 2)
+            assert [same(a, b) for a, b in zip(await last.close(), calls, strict=True)] == [True, True]
+        assert stored() == before
+        assert stored(_SAID, last.attempt_id) < 1500, "nor what was said"
+        kept = ("gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.tool.definitions")
+        told = [[span.attributes.get(name) for name in kept] for which in (site, last) for span in await which.spans()]
+        assert told[:2] == told[2:]
+        forked, messages = await fork(site, recording), [{"role": "user", "content": question}]
+        await go_on(forked, messages, 1)
+    async with Gateway(store, engine, rendering, secret=b"x" * 32) as gateway:
+        forked.gateway = gateway
+        await go_on(forked, messages, 1)
+        assert [same(a, b) for a, b in zip(await forked.close(), calls, strict=True)] == [True, True]
+    assert stored() == before
+    await store.close()
 
 
 async def test_a_gateway_that_is_started_anew_goes_on(rendering: Any) -> None:

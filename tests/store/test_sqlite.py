@@ -221,7 +221,7 @@ NEXT = """
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision, branch_labels, depends_on = "next", "0005", None, None
+revision, down_revision, branch_labels, depends_on = "next", "0006", None, None
 
 
 def upgrade() -> None:

@@ -34,7 +34,7 @@ from agentlightning.gateway.history.tree import (
 from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import Message, Tool, with_tool_names
 from agentlightning.types.arrays import Float32Array, Int32Array, np
-from agentlightning.types.call import Call, Divergence, Segment, VersionRun
+from agentlightning.types.call import Call, Divergence, Segment, SegmentSource, VersionRun
 
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
@@ -209,6 +209,8 @@ class Session:
         """Add a call that an earlier session served; its response's segment is stored, its prompt's is made anew."""
         call_id = call.info.call_id
         piece, _ = self._share(call.prompt_ids, f"{call_id}/restored")
+        if piece.segment.segment_id == f"{call_id}/restored" and call.prompt_segment_id:
+            piece.segment = replace(piece.segment, source=SegmentSource(call.info.attempt_id, call.prompt_segment_id))
         keys = MessageKeys(messages)
         known = walk_to(
             self._root(tools, arguments, keep=True), keys

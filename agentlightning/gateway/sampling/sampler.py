@@ -24,7 +24,7 @@ from agentlightning.gateway.history.tree import Piece, Turn, unrecorded
 from agentlightning.gateway.large.requests import LargeRequests
 from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.recording.records import call_span, refusal_span
-from agentlightning.gateway.replay import REPLAYED, recorded_chunks, stopped_by
+from agentlightning.gateway.replay import REPLAYED, recorded_chunks, span_source_of, stopped_by, with_sources
 from agentlightning.gateway.routing.models import AttemptLimits, Selection
 from agentlightning.gateway.sampling.constraint import reads_tools
 from agentlightning.gateway.sampling.planner import Arrival, PlannedRequest, Planner
@@ -334,6 +334,8 @@ class Sampler:
     ) -> None:
         arrival = asked.arrival
         segments: tuple[Segment, ...] = unrecorded(response)
+        if (recorded := asked.replayed.get(info.choice)) is not None:
+            segments = with_sources(segments, recorded, prompt.segment.segment_id, response.segment.segment_id)
         first = f"{arrival.response_id}:0"
         messages = arrival.request.messages[asked.prompt.new_from :] if info.choice == 0 else ()
         remembered = arrival.request.remember
@@ -354,7 +356,8 @@ class Sampler:
                 remembers_from=None if remembered is None else len(arrival.request.messages) - len(remembered),
                 left_out=left_out,
             )
-            return CallRecord(info, prompt.segment.segment_id, response.segment.segment_id, segments, span)
+            ends = prompt.segment.segment_id, response.segment.segment_id
+            return CallRecord(info, *ends, segments, span, None if recorded is None else span_source_of(recorded))
 
         self._recorder.put(arrival.live.key, draft)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text, and_
 
-HEAD = "0005"
+HEAD = "0006"
 
 metadata = MetaData()
 
@@ -136,7 +136,19 @@ spans = Table(
     Column("end_time", Double),
     Column("attributes", Text, nullable=False),
     Column("rest", Text),  # status, events, links, context, parent, resource, as far as they differ from the default
+    Column("texts", Text),  # JSON of attributes that are kept apart, because others may have the same; see sharing
+    Column("source_attempt", Text),  # the span that it has these from where `texts` is NULL
+    Column("source_span", Text),
     Index("spans_id", "rollout_id", "attempt_id", "span_id", unique=True),
+)
+
+Index(
+    "spans_source",
+    spans.c.source_attempt,
+    spans.c.source_span,
+    spans.c.seq,
+    sqlite_where=spans.c.source_attempt.is_not(None),
+    postgresql_where=spans.c.source_attempt.is_not(None),
 )
 
 segments = Table(
@@ -152,7 +164,17 @@ segments = Table(
     Column("plain_logprobs", LargeBinary),
     Column("versions", Text),  # JSON [[start, version], …]
     Column("kept", LargeBinary),  # int32, little endian; see types.kept
+    Column("source_attempt", Text),  # the segment that it has its tokens from where `ids` are empty; see sharing
+    Column("source_segment", Text),
     Index("segments_id", "attempt_id", "segment_id", unique=True),
+)
+Index(
+    "segments_source",
+    segments.c.source_attempt,
+    segments.c.source_segment,
+    segments.c.seq,
+    sqlite_where=segments.c.source_attempt.is_not(None),
+    postgresql_where=segments.c.source_attempt.is_not(None),
 )
 
 calls = Table(

@@ -14,11 +14,15 @@ from agentlightning.store.database.transaction import IDS_PER_QUERY, Statement, 
 from agentlightning.store.operations import spans
 from agentlightning.store.operations.codec import decode, encode
 from agentlightning.store.operations.segments import TOKEN_BYTES, SegmentRow, SegmentTree
+from agentlightning.store.operations.sharing import RowSource, SharedRows, missing_source
 from agentlightning.types import Call, CallInfo, CallRecord, Segment
 from agentlightning.types.arrays import Float32Array, float32_bytes, int32_bytes
 from agentlightning.types.kept import fits_kept
 
-_SEGMENT_FIELDS = ("attempt_id", *SegmentRow._fields)
+_SEGMENT_FIELDS = ("attempt_id", *SegmentRow._fields, "source_attempt", "source_segment")
+_TOKENS = ("ids", "logprobs", "plain_logprobs")
+shared_tokens = SharedRows(segments, own="segment_id", source="source_segment", shared=_TOKENS)
+"""The tokens of segments."""
 
 
 class CallRow(NamedTuple):
@@ -40,8 +44,8 @@ _insert_call = Statement(
     lambda insert: insert(calls).on_conflict_do_nothing(index_elements=["rollout_id", "attempt_id", "call_id"]),
     CallRow._fields,
 )
-_segment_bytes = Statement(
-    select(func.length(segments.c.ids)).where(
+_length = Statement(
+    select(func.length(segments.c.ids), segments.c.source_attempt, segments.c.source_segment).where(
         segments.c.attempt_id == bindparam("attempt"), segments.c.segment_id == bindparam("segment")
     )
 )
@@ -69,7 +73,7 @@ def to_rows(record: CallRecord) -> CallRows:
             "info": encode(info),
         },
         segments=[_segment_values(info.attempt_id, segment) for segment in record.segments],
-        span=spans.to_values(record.span),
+        span=spans.to_values(record.span, record.span_source),
         needs=_needs(record),
     )
 
@@ -114,6 +118,8 @@ def _segment_values(attempt_id: str, segment: Segment) -> dict[str, Any]:
         "plain_logprobs": _floats(segment.plain_logprobs),
         "versions": encode([[run.start, run.version] for run in segment.versions]) if segment.versions else None,
         "kept": kept,
+        "source_attempt": None if segment.source is None else segment.source.attempt_id,
+        "source_segment": None if segment.source is None else segment.source.segment_id,
     }
 
 
@@ -126,9 +132,32 @@ def add(tx: Transaction, rows: Sequence[CallRows]) -> None:
     for attempt_id, group in groupby(rows, key=lambda row: row.call["attempt_id"]):
         batch = list(group)
         _check_needs(tx, attempt_id, batch)
-        tx.many(_insert_segment, [segment for row in batch for segment in row.segments])
+        tx.many(_insert_segment, [_without_shared(tx, one) for row in batch for one in row.segments])
         tx.changes.counts["calls"] += tx.many(_insert_call, [row.call for row in batch])
-    spans.add(tx, [row.span for row in rows])
+    spans.add_of_calls(tx, [row.span for row in rows])
+
+
+def _without_shared(tx: Transaction, values: dict[str, Any]) -> dict[str, Any]:
+    """The columns of a new segment, without the tokens that the store has for its source."""
+    if values["source_attempt"] is None:
+        return values
+    source: RowSource | None = values["source_attempt"], values["source_segment"]
+    own = tuple(values[name] for name in _TOKENS)
+    source, own = shared_tokens.without_shared(tx, source, own) if values["ids"] else (None, own)
+    attempt, segment = source or (None, None)
+    return {**values, **dict(zip(_TOKENS, own, strict=True)), "source_attempt": attempt, "source_segment": segment}
+
+
+def _length_of(tx: Transaction, attempt_id: str, segment_id: str) -> int | None:
+    """How many tokens a stored segment has of its own; None if it is not there."""
+    row = tx.row(_length, {"attempt": attempt_id, "segment": segment_id})
+    if row is None:
+        return None
+    length, attempt, segment = row
+    if not length and attempt is not None:
+        held = shared_tokens.held(tx, (attempt, segment))
+        length = 0 if held is None else len(held[0])
+    return length // TOKEN_BYTES
 
 
 def _check_needs(tx: Transaction, attempt_id: str, rows: Sequence[CallRows]) -> None:
@@ -137,8 +166,7 @@ def _check_needs(tx: Transaction, attempt_id: str, rows: Sequence[CallRows]) -> 
         for segment_id, keep in row.needs.items():
             length = new.get(segment_id)
             if length is None:
-                found = tx.row(_segment_bytes, {"attempt": attempt_id, "segment": segment_id})
-                length = None if found is None else found[0] // TOKEN_BYTES
+                length = _length_of(tx, attempt_id, segment_id)
             if length is None or keep > length:
                 raise ConflictError(
                     f"Call '{row.call['call_id']}' builds on {keep} tokens of segment '{segment_id}', of which attempt "
@@ -156,19 +184,33 @@ class CallTable(NamedTuple):
 
 
 def fetch(tx: Transaction, rollout_ids: Sequence[str], latest_attempt_only: bool) -> CallTable:
-    """The calls of many rollouts in the order they were stored, in two queries."""
+    """The calls of many rollouts in the order they were stored, in two queries, or four if some are forks."""
     ids = list(dict.fromkeys(rollout_ids))
     found: list[CallRow] = []
     for start in range(0, len(ids), IDS_PER_QUERY):
         found += _fetch_calls(tx, ids[start : start + IDS_PER_QUERY], latest_attempt_only)
-    segments_of: dict[str, list[SegmentRow]] = {row.attempt_id: [] for row in found}
-    attempt_ids = list(segments_of)
-    columns = [segments.c.attempt_id, *[segments.c[name] for name in SegmentRow._fields]]
+    return CallTable(found, fetch_segments(tx, list(dict.fromkeys(row.attempt_id for row in found))))
+
+
+def fetch_segments(tx: Transaction, attempt_ids: Sequence[str]) -> dict[str, list[SegmentRow]]:
+    """The segments of attempts with all their tokens, by attempt, in the order in which they were stored."""
+    s = segments.c
+    columns = [s.seq, s.attempt_id, s.source_attempt, s.source_segment, *[s[name] for name in SegmentRow._fields]]
+    found: list[tuple[int, str, RowSource | None, SegmentRow]] = []
     for start in range(0, len(attempt_ids), IDS_PER_QUERY):
-        chosen = segments.c.attempt_id.in_(attempt_ids[start : start + IDS_PER_QUERY])
-        for attempt_id, *row in tx.select(select(*columns).where(chosen)):
-            segments_of[attempt_id].append(SegmentRow._make(row))
-    return CallTable(found, segments_of)
+        chosen = s.attempt_id.in_(attempt_ids[start : start + IDS_PER_QUERY])
+        for seq, attempt_id, attempt, segment, *values in tx.select(select(*columns).where(chosen)):
+            row = SegmentRow._make(values)
+            found.append((seq, attempt_id, (attempt, segment) if attempt is not None and not row.ids else None, row))
+    sources = dict.fromkeys(source for _, _, source, _ in found if source is not None)
+    held = shared_tokens.all_held(tx, list(sources))
+    by_attempt: dict[str, list[SegmentRow]] = {attempt_id: [] for attempt_id in attempt_ids}
+    for _, attempt_id, source, row in sorted(found, key=lambda one: one[0]):
+        if source is not None and source not in held:
+            raise missing_source(f"Segment '{row.segment_id}' has its tokens from segment", source)
+        tokens = {} if source is None else dict(zip(_TOKENS, held[source], strict=True))
+        by_attempt[attempt_id].append(row._replace(**tokens))
+    return by_attempt
 
 
 def _fetch_calls(tx: Transaction, rollout_ids: Sequence[str], latest_attempt_only: bool) -> list[CallRow]:
@@ -200,4 +242,6 @@ def _to_call(row: CallRow, tree: SegmentTree) -> Call:
         plain_logprobs=plain_logprobs,
         versions=versions,
         kept=kept,
+        prompt_segment_id=row.prompt_segment_id,
+        response_segment_id=row.response_segment_id,
     )

@@ -26,7 +26,7 @@ from agentlightning.store.database.transaction import Row, Transaction
 from agentlightning.store.operations import resources, rollouts, runs, workers
 from agentlightning.store.operations.attempts import ATTEMPT_COLUMNS
 from agentlightning.store.operations.codec import to_attempt
-from agentlightning.store.operations.spans import SPAN_COLUMNS, to_span
+from agentlightning.store.operations.spans import SPAN_COLUMNS, to_span, whole
 from agentlightning.store.queries import (
     AttemptQuery,
     FilterLogic,
@@ -313,7 +313,10 @@ def query_spans(tx: Transaction, query: SpanQuery) -> PaginatedResult[Span]:
     elif query.attempt_id is not None:
         scope.append(t.attempt_id == query.attempt_id)
     statement = select(*SPAN_COLUMNS).where(*scope, *_combine(conditions, query.filter_logic))
-    return _page(tx, spans_table, statement, Page(query), _SPAN_SORTS, to_span)
+    page = _page(tx, spans_table, statement, Page(query), _SPAN_SORTS, tuple[Any, ...])
+    return PaginatedResult.model_construct(
+        **{**page.__dict__, "items": [to_span(row) for row in whole(tx, page.items)]}
+    )
 
 
 def query_resources(tx: Transaction, query: ResourcesQuery) -> PaginatedResult[ResourcesUpdate]:

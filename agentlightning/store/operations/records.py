@@ -12,7 +12,7 @@ from agentlightning.store.database.schema import rollouts as rollouts_table
 from agentlightning.store.database.schema import spans as spans_table
 from agentlightning.store.database.transaction import IDS_PER_QUERY, Transaction
 from agentlightning.store.operations import calls, rollouts
-from agentlightning.store.operations.spans import SPAN_COLUMNS, to_span
+from agentlightning.store.operations.spans import SPAN_COLUMNS, to_span, whole
 from agentlightning.types import AttemptedRollout, Rollout, RolloutRecord, Span
 from agentlightning.types.names import REWARD, TRIPLET
 from agentlightning.types.reward import AGENTOPS_OUTPUTS
@@ -50,7 +50,7 @@ def _telling_spans(tx: Transaction, rollout_ids: Sequence[str]) -> list[Span]:
     found: list[Span] = []
     for start in range(0, len(rollout_ids), IDS_PER_QUERY):
         chosen = t.rollout_id.in_(rollout_ids[start : start + IDS_PER_QUERY])
-        found += [to_span(row) for row in tx.select(statement.where(chosen, tells))]
+        found += [to_span(row) for row in whole(tx, tx.select(statement.where(chosen, tells)))]
     return found
 
 

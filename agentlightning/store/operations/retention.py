@@ -14,6 +14,8 @@ from sqlalchemy import delete, func, select
 
 from agentlightning.store.database.schema import attempts, calls, resources, rollouts, segments, spans
 from agentlightning.store.database.transaction import Transaction
+from agentlightning.store.operations.calls import shared_tokens
+from agentlightning.store.operations.spans import shared_texts
 from agentlightning.types.status import FINISHED_ROLLOUT
 
 BATCH = 200
@@ -46,9 +48,12 @@ def _delete(tx: Transaction, rollout_ids: Sequence[str]) -> None:
     for noun, values in (("rollouts", [row[0] for row in statuses]), ("attempts", [row[1] for row in gone])):
         for status, count in Counter(values).items():
             tx.changes.counts[f"{noun}.{status}"] -= count
+    attempt_ids = [row[0] for row in gone]
+    shared_texts.hand_over(tx, attempt_ids, spans.c.rollout_id.in_(rollout_ids))
+    shared_tokens.hand_over(tx, attempt_ids, segments.c.attempt_id.in_(attempt_ids))
     tx.changes.counts["spans"] -= tx.change(delete(spans).where(spans.c.rollout_id.in_(rollout_ids)))
     tx.changes.counts["calls"] -= tx.change(delete(calls).where(calls.c.rollout_id.in_(rollout_ids)))
-    tx.change(delete(segments).where(segments.c.attempt_id.in_([row[0] for row in gone])))
+    tx.change(delete(segments).where(segments.c.attempt_id.in_(attempt_ids)))
     tx.change(delete(attempts).where(attempts.c.rollout_id.in_(rollout_ids)))
     tx.change(delete(rollouts).where(rollouts.c.rollout_id.in_(rollout_ids)))
     _delete_recordings(tx, [row[0] for row in used if row[0] is not None])

@@ -24,12 +24,14 @@ from agentlightning.types.reward import checked_reward, reward_error
 from agentlightning.types.status import FINISHED_ROLLOUT
 
 Rows = Sequence[dict[str, Any]]
+OWN = {"seq", "source_attempt", "source_segment", "source_span", "texts"}
+"""Columns in which a store keeps how it has stored a row; records lack them."""
 
 
 def check_columns(row: dict[str, Any], table: Table) -> None:
     """Whether every column has a value of its type. Raises `StoreError`."""
     for column in table.c:
-        if column.name == "seq":
+        if column.name in OWN:
             continue
         value = row[column.name]
         if value is None:

@@ -18,7 +18,9 @@ from agentlightning.errors import ConflictError, StoreError
 from agentlightning.keys import redacted
 from agentlightning.store.database.schema import attempts, calls, rollouts, segments, spans
 from agentlightning.store.database.transaction import Statement, Transaction
-from agentlightning.store.transfer.intake import check_columns, check_record
+from agentlightning.store.operations.calls import fetch_segments
+from agentlightning.store.operations.spans import SPAN_COLUMNS, whole
+from agentlightning.store.transfer.intake import OWN, check_columns, check_record
 from agentlightning.types.status import FINISHED_ROLLOUT
 
 BATCH = 100
@@ -40,7 +42,7 @@ BY_ATTEMPT = {"segments"}
 
 
 def columns(table: Table) -> list[str]:
-    return [column.name for column in table.c if column.name != "seq"]
+    return [column.name for column in table.c if column.name not in OWN]
 
 
 _BINARY = {column.name for table in TABLES.values() for column in table.c if isinstance(column.type, LargeBinary)}
@@ -74,14 +76,17 @@ def export_page(tx: Transaction, after: int, limit: int = BATCH) -> tuple[list[R
 
 
 def _export_one(tx: Transaction, rollout_id: str) -> Record:
-    record: Record = {}
-    for name, table in TABLES.items():
-        names = columns(table)
-        attempt_ids = [row["attempt_id"] for row in record.get("attempts", [])]
-        key = table.c.attempt_id.in_(attempt_ids) if name in BY_ATTEMPT else table.c.rollout_id == rollout_id
-        statement = select(*[table.c[column] for column in names]).where(key).order_by(table.c.seq)
-        record[name] = [_shared(dict(zip(names, row, strict=True))) for row in tx.select(statement)]
-    return record
+    record: Record = {name: _rows_of(tx, table, rollout_id) for name, table in TABLES.items() if name not in BY_ATTEMPT}
+    found = fetch_segments(tx, [row["attempt_id"] for row in record["attempts"]])
+    record["segments"] = [{"attempt_id": name, **row._asdict()} for name, rows in found.items() for row in rows]
+    return {name: [_shared(row) for row in record[name]] for name in TABLES}
+
+
+def _rows_of(tx: Transaction, table: Table, rollout_id: str) -> list[dict[str, Any]]:
+    names = columns(table)
+    wanted = SPAN_COLUMNS if table is spans else [table.c[name] for name in names]
+    found = tx.select(select(*wanted).where(table.c.rollout_id == rollout_id).order_by(table.c.seq))
+    return [dict(zip(names, row, strict=True)) for row in (whole(tx, found) if table is spans else found)]
 
 
 def _shared(row: dict[str, Any]) -> dict[str, Any]:
