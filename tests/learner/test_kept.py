@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentlightning.algorithm.credit.assignment import _as_drawn
+from agentlightning.algorithm.credit.assignment import as_drawn
 from agentlightning.engine.base import SamplingParams, concat
 from agentlightning.engine.events import Ended, PartialSample, Request, SampledTokens
 from agentlightning.engine.torch_engine import TorchEngine
@@ -108,9 +108,9 @@ def test_the_gradient_is_that_of_the_softmax_over_the_kept_tokens(policy: Policy
 
 def test_what_is_known_exactly_needs_no_weight(calls: list[Call]) -> None:
     for call in calls:
-        assert (_as_drawn(call, 1.0) == 1.0).all()
+        assert (as_drawn(call, 1.0) == 1.0).all()
     filtered = replace(calls[0], kept=None)
-    assert (_as_drawn(filtered, 1.0) < 1.0).any(), "as it is where nobody wrote down what was kept"
+    assert (as_drawn(filtered, 1.0) < 1.0).any(), "as it is where nobody wrote down what was kept"
 
 
 def test_parts_for_several_ranks_have_their_rows(policy: Policy, calls: list[Call]) -> None:
