@@ -29,6 +29,8 @@ MOST_PAGE = 500
 MOST_COUNT = 1_000_000
 MOST_SPANS = 5000
 """Of one attempt."""
+MOST_FORKS = 500
+"""Of one rollout."""
 MOST_ATTRIBUTE = 4000
 """Characters of an attribute in the waterfall."""
 _MANY = {
@@ -128,13 +130,14 @@ async def _fork_command(store: SqlLightningStore, rollout: Rollout) -> str:
     """What runs the rollout again in a terminal; `--at` and a number belong behind it."""
     run = await store.get_run_by_id(rollout.run_id) if rollout.run_id else None
     place = shlex.quote(str((run.state if run else {}).get("run_dir") or "RUN"))
-    return f"{command_name()} fork {place} {rollout.rollout_id} --trust"
+    return f"{command_name()} fork {place} {shlex.quote(rollout.rollout_id)} --trust"
 
 
 async def _forks(store: SqlLightningStore, rollout: Rollout, calls: Sequence[Call]) -> list[dict[str, Any]]:
     """The rollouts that the run let go on from this one, each with the call before which it did and its reward."""
     about = [rollout.metadata.get(key) for key in CONTINUED]
-    ids = [i for of in about if isinstance(of, dict) and of.get("of") == rollout.rollout_id for i in of["trained"]]
+    named = [of.get("trained") for of in about if isinstance(of, dict) and of.get("of") == rollout.rollout_id]
+    ids = [str(i) for one in named if isinstance(one, list) for i in one][:MOST_FORKS]
     found = await store.query_rollouts(rollout_id_in=ids, limit=-1) if ids else []
     rewards = {one.rollout_id: one for one in await store.list_rollouts(rollout_id_in=ids, limit=-1)} if ids else {}
     return [
@@ -145,7 +148,7 @@ async def _forks(store: SqlLightningStore, rollout: Rollout, calls: Sequence[Cal
             "outcome": rewards[one.rollout_id].outcome,
         }
         for one in found
-        if (at := one.metadata["at"]) < len(calls)
+        if isinstance(at := one.metadata.get("at"), int) and 0 <= at < len(calls) and one.rollout_id in rewards
     ]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -92,6 +94,20 @@ async def test_those_that_went_on_from_a_rollout_stand_where_they_did(ask: Ask, 
     (fork,) = [await store.enqueue_rollout("x", run_id="run-2")]
     command = (await ask(f"/rollouts/{fork.rollout_id}"))["fork_command"]
     assert command.endswith(f" fork '/somewhere/my mail' {fork.rollout_id} --trust")
+    evil = await store.enqueue_rollout("x", rollout_id="a;touch x $(id)")
+    command = (await ask(f"/rollouts/{quote(evil.rollout_id)}"))["fork_command"]
+    assert shlex.split(command)[-3:] == ["RUN", "a;touch x $(id)", "--trust"], "it is pasted into a shell"
+
+
+@pytest.mark.parametrize(
+    "about", [{}, {"trained": None}, {"trained": "abc"}, {"trained": [None, 3, {"a": 1}, "bad", "nobody"]}, 7], ids=str
+)
+async def test_what_a_rollout_says_of_its_forks_may_be_anything(
+    ask: Ask, store: SqliteLightningStore, about: Any
+) -> None:
+    """Metadata is whatever who enqueues writes; runs of before named no continuations."""
+    await store.update_rollout("good", metadata={STATES: {"of": "good", **about} if isinstance(about, dict) else about})
+    assert (await ask("/rollouts/good"))["forks"] == []
 
 
 async def test_messages_of_any_shape_are_shown(ask: Ask, store: SqliteLightningStore) -> None:
