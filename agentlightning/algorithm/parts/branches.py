@@ -33,7 +33,7 @@ from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, RunHoo
 from agentlightning.algorithm.parts.constraint import Constraints
 from agentlightning.algorithm.parts.scales import Scales
 from agentlightning.algorithm.records import value_of
-from agentlightning.algorithm.sampling.going_on import Continued, by_state, go_on, states_of, turns_of
+from agentlightning.algorithm.sampling.going_on import Continued, ContinuingHooks, by_state, go_on, states_of, turns_of
 from agentlightning.algorithm.settings import Share, TrainingSettings
 from agentlightning.arguments import Needs, SettingsGroup
 from agentlightning.errors import ConfigError
@@ -98,15 +98,13 @@ class Branches(SettingsGroup, Part):
         return _KnownStates()
 
 
-class _Branching(RunHooks):
+class _Branching(ContinuingHooks):
     def __init__(self, part: Branches, run: RunScope) -> None:
+        super().__init__()
         self._part = part
         self._run = run
         self._store = run.context.store
         self._warned = False
-        self._going_on: dict[str, Sequence[Episode]] = {}
-        """The continuations of rollouts that are not learned yet, by rollout."""
-        self._due: list[Episode] = []
 
     async def finished(self, groups: Sequence[Sequence[str]]) -> None:
         settings, context = self._run.settings, self._run.context
@@ -150,14 +148,6 @@ class _Branching(RunHooks):
         }
         await self._store.update_rollout(name, metadata={**episode.rollout.metadata, STATES: about})
         self._going_on[name] = trained
-
-    def check(self, sampled: Sampled) -> None:
-        for episode in sampled.dropped:
-            self._going_on.pop(episode.rollout.rollout_id, None)
-        self._due = [one for e in sampled.episodes for one in self._going_on.pop(e.rollout.rollout_id, ())]
-
-    def again(self, step: int) -> Sequence[Episode]:
-        return self._due
 
     def measure(self, sampled: Sampled) -> dict[str, Any]:
         known = [about for e in (*sampled.episodes, *sampled.dropped) if (about := known_states(e.rollout))]

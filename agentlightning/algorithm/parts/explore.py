@@ -26,7 +26,7 @@ from agentlightning.algorithm.credit.continuations import with_continuations
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, RunHooks, RunScope, Update
 from agentlightning.algorithm.records import value_of
-from agentlightning.algorithm.sampling.going_on import by_state, go_on, states_of, turns_of
+from agentlightning.algorithm.sampling.going_on import ContinuingHooks, by_state, go_on, states_of, turns_of
 from agentlightning.algorithm.settings import Share, TrainingSettings
 from agentlightning.arguments import Needs, SettingsGroup
 from agentlightning.errors import ConfigError
@@ -87,13 +87,11 @@ class Explore(SettingsGroup, Part):
         return _LearningFromStates()
 
 
-class _Exploring(RunHooks):
+class _Exploring(ContinuingHooks):
     def __init__(self, part: Explore, run: RunScope) -> None:
+        super().__init__()
         self._part = part
         self._run = run
-        self._going_on: dict[str, Sequence[Episode]] = {}
-        """The continuations of rollouts that are not learned yet, by rollout."""
-        self._due: list[Episode] = []
 
     async def finished(self, groups: Sequence[Sequence[str]]) -> None:
         settings, context = self._run.settings, self._run.context
@@ -126,14 +124,6 @@ class _Exploring(RunHooks):
         good = [e for e in counted if e.reward == max(earned)]
         few = len(good) <= self._part.below * len(siblings)
         return [e for e in good if len(turns_of(e)) > self._part.back] if few else []
-
-    def check(self, sampled: Sampled) -> None:
-        for episode in sampled.dropped:
-            self._going_on.pop(episode.rollout.rollout_id, None)
-        self._due = [one for e in sampled.episodes for one in self._going_on.pop(e.rollout.rollout_id, ())]
-
-    def again(self, step: int) -> Sequence[Episode]:
-        return self._due
 
     def measure(self, sampled: Sampled) -> dict[str, Any]:
         known = [about for e in (*sampled.episodes, *sampled.dropped) if (about := _explored(e))]

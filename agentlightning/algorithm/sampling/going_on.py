@@ -8,7 +8,8 @@ from typing import Any
 
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.credit.units import CreditRule, make_units
-from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.episode import Episode, Sampled
+from agentlightning.algorithm.part import RunHooks
 from agentlightning.algorithm.sampling.rollouts import run_rollouts
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.gateway.replay import REPLAYED
@@ -117,3 +118,20 @@ def by_state(episodes: Sequence[Episode]) -> dict[str, dict[int, list[Episode]]]
         if FORK_OF in about:
             found.setdefault(about[FORK_OF], {}).setdefault(about["at"], []).append(episode)
     return found
+
+
+class ContinuingHooks(RunHooks):
+    """Hooks of a part that lets rollouts go on: the continuations of a rollout are learned with it."""
+
+    def __init__(self) -> None:
+        self._going_on: dict[str, Sequence[Episode]] = {}
+        """The continuations of rollouts that are not learned yet, by rollout."""
+        self._due: list[Episode] = []
+
+    def check(self, sampled: Sampled) -> None:
+        for episode in sampled.dropped:
+            self._going_on.pop(episode.rollout.rollout_id, None)
+        self._due = [one for e in sampled.episodes for one in self._going_on.pop(e.rollout.rollout_id, ())]
+
+    def again(self, step: int) -> Sequence[Episode]:
+        return self._due
