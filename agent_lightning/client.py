@@ -26,9 +26,9 @@ from agent_lightning.runtime import air, current_config
 from agentlightning.errors import ConfigError
 from agentlightning.keys import not_empty
 from agentlightning.litagent import LitAgent
-from agentlightning.local_keys import find_key
 from agentlightning.metrics.notebook import default_console
-from agentlightning.outgoing import http_session
+from agentlightning.net.local_keys import find_key
+from agentlightning.net.outgoing import http_session
 from agentlightning.runner.remote import Address, serve_rollouts
 from agentlightning.tracer import DummyTracer, OtelTracer
 from agentlightning.trainer.sync import run_sync
@@ -187,12 +187,12 @@ class Client:
                 packed.extractall(folder)
         return folder
 
-    def _work_for(self, path: str, asked: dict[str, Any], agent_fn: AgentFunction, nworkers: int) -> dict[str, Any]:
+    def _work_for(self, path: str, body: dict[str, Any], agent_fn: AgentFunction, nworkers: int) -> dict[str, Any]:
         """The status of what was asked for when it is done. Raises TrainingError when it did not come to its end."""
         if nworkers == 0 or nworkers < -1:
             raise ConfigError(f"nworkers is {nworkers}; give a positive number, or -1 for one per core.")
         with _dummy_keys():
-            status = run_sync(self._run_rollouts(path, asked, FunctionOfResource(agent_fn), nworkers))
+            status = run_sync(self._run_rollouts(path, body, FunctionOfResource(agent_fn), nworkers))
         if status["state"] == "stopped":
             raise TrainingError(f"It was stopped before its end: {status['error']}")
         if status["state"] != "done":
@@ -200,10 +200,10 @@ class Client:
         return status
 
     async def _run_rollouts(
-        self, path: str, asked: dict[str, Any], agent: LitAgent[Any], nworkers: int
+        self, path: str, body: dict[str, Any], agent: LitAgent[Any], nworkers: int
     ) -> dict[str, Any]:
         settings = current_config()
-        given = {"timeout": settings["timeout"], "max_retries": settings["max_retries"], "client": self._id, **asked}
+        given = {"timeout": settings["timeout"], "max_retries": settings["max_retries"], "client": self._id, **body}
         started = await self._post(path, given)
         workers = next(n for n in (nworkers, started["nworkers"], os.cpu_count() or 1) if n != -1)
         tracer = OtelTracer() if started["auto_instrumentation"] else DummyTracer()
@@ -228,13 +228,13 @@ class Client:
 
     async def _wait(self) -> dict[str, Any]:
         """The status when it is over; each question waits on the server, and says there that this client lives."""
-        told = 0
+        reported = 0
         while True:
             status = await self._post("/status", {"client": self._id, "wait": STATUS_SECONDS})
             if status["state"] != "running":
                 return status
-            if (step := status.get("step") or 0) > told:
-                told, reward = step, status.get("reward")
+            if (step := status.get("step") or 0) > reported:
+                reported, reward = step, status.get("reward")
                 earned = "" if reward is None else f": reward {reward:.3f}"
                 default_console().note(f"Step {step} of {status.get('steps')}{earned}")
 

@@ -38,10 +38,10 @@ from agent_lightning.settings import ALGORITHMS, Settings, make_algorithm, of_gp
 from agent_lightning.trainings import CLIENT_SECONDS, Trainings
 from agentlightning.algorithm.checkpoint import model_path
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError
-from agentlightning.guard import is_local_name
 from agentlightning.keys import not_empty
-from agentlightning.local_keys import kept_key, made_key
-from agentlightning.serving import LoopServer
+from agentlightning.net.guard import is_local_name
+from agentlightning.net.local_keys import kept_key, made_key
+from agentlightning.net.server import LoopServer
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import RolloutConfig
 
@@ -184,8 +184,8 @@ async def serve(
 
 def check_gpus(gpus: int) -> None:
     """Raises ConfigError where torch finds fewer. It is asked in another process: servers do not load torch."""
-    asked = [sys.executable, "-c", f"import torch; torch.empty(0, device='cuda:{gpus - 1}')"]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", f"import torch; torch.empty(0, device='cuda:{gpus - 1}')"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or ["the check failed"])[-1]
         found = "no GPU" if gpus == 1 else "not so many GPUs"

@@ -43,7 +43,7 @@ class Run:
     trainer: Trainer
     server: LightningStoreServer
     key: str
-    asked: Any
+    request: Any
     """What the client that started it asked for; one that joins asks for the same."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[RunResult] | None = None
@@ -94,10 +94,10 @@ class Trainings:
         if not self.train:
             raise ConfigError("There are no tasks yet: Client.upload_data('train.jsonl') comes first.")
         config = _rollout_config(timeout, max_retries)
-        asked = ("training", config)
-        if (run := self._joined(client, asked)) is None:
+        request = ("training", config)
+        if (run := self._joined(client, request)) is None:
             algorithm = make_algorithm(self.settings, config)
-            run = await self._start(algorithm, asked, self.train, self.test or None)
+            run = await self._start(algorithm, request, self.train, self.test or None)
         return self._address(run, client)
 
     async def join_evaluation(
@@ -107,8 +107,8 @@ class Trainings:
         if not tasks:
             raise ConfigError("There are no tasks to evaluate on.")
         config = _rollout_config(timeout, max_retries)
-        asked = ("evaluation", config, tasks)
-        if (run := self._joined(client, asked)) is None:
+        request = ("evaluation", config, tasks)
+        if (run := self._joined(client, request)) is None:
             model = self.settings.name if self.trained is None else str(model_path(self.trained))
             algorithm = Baseline(
                 model=model,
@@ -117,7 +117,7 @@ class Trainings:
                 max_context=self.settings.max_context,
                 rollout_config=config,
             )
-            run = await self._start(algorithm, asked, tasks, None)
+            run = await self._start(algorithm, request, tasks, None)
         return self._address(run, client)
 
     async def status(self, client: str | None, wait: float) -> dict[str, Any]:
@@ -177,12 +177,12 @@ class Trainings:
     def _going_on(self) -> Run | None:
         return self.run if self.run is not None and not self.run.over else None
 
-    def _joined(self, client: str, asked: Any) -> Run | None:
+    def _joined(self, client: str, request: Any) -> Run | None:
         """The run that goes on, if it is what the client asks for. Raises ConflictError if it is something else."""
         run = self._going_on
-        if run is not None and run.asked != asked:
+        if run is not None and run.request != request:
             raise ConflictError(
-                f"A {run.asked[0]} runs already, with other settings or tasks. Wait for its end, or end it with "
+                f"A {run.request[0]} runs already, with other settings or tasks. Wait for its end, or end it with "
                 "Client.stop()."
             )
         return run
@@ -193,7 +193,7 @@ class Trainings:
         runtime["air_enabled"] = self.settings.air_enabled
         return {"store": run.server.endpoint, "key": run.key, **runtime}
 
-    async def _start(self, algorithm: Algorithm, asked: Any, train: Sequence[Any], test: Sequence[Any] | None) -> Run:
+    async def _start(self, algorithm: Algorithm, request: Any, train: Sequence[Any], test: Sequence[Any] | None) -> Run:
         key = new_key()
         folder = _new_folder(self.runs / f"{type(algorithm).__name__.lower()}-{time.strftime('%Y%m%d-%H%M%S')}")
         folder.mkdir(parents=True)
@@ -206,7 +206,7 @@ class Trainings:
         except AgentLightningError:
             await store.close()
             raise
-        run = self.run = Run(trainer, server, key, asked)
+        run = self.run = Run(trainer, server, key, request)
         run.task = asyncio.create_task(trainer.fit_async(None, train, test, stop=run.stop))
         tending = asyncio.create_task(self._tend(run, store))
         self._tending.add(tending)

@@ -23,7 +23,7 @@ _FEW = 30
 """So many names are listed in a message."""
 _ALIKE = 0.62
 """How much of two names must be the same, for one to be a slip of the other."""
-ELSEWHERE_CALLED = {
+OTHER_LIBRARIES_NAMES = {
     "lr": "learning_rate",
     "batch_size": "tasks_per_step",
     "train_batch_size": "tasks_per_step",
@@ -126,7 +126,7 @@ class GivenByName(metaclass=_ByName):
     _needed: ClassVar[Mapping[str, str]] = {}
     """What to give, by the names of settings that have no default."""
 
-    _elsewhere: ClassVar[Mapping[str, str]] = {}
+    _method_hints: ClassVar[Mapping[str, str]] = {}
     """Where to find methods that people look for here."""
 
     @classmethod
@@ -143,7 +143,7 @@ class GivenByName(metaclass=_ByName):
         __signature__ = _SignatureOfInit()
 
         def __getattr__(self, name: str) -> Any:
-            hint = f" {self._elsewhere[name]}" if name in type(self)._elsewhere else ""
+            hint = f" {self._method_hints[name]}" if name in type(self)._method_hints else ""
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}.{hint}", name=name, obj=self
             )
@@ -237,7 +237,7 @@ def listed(what: str, known: Collection[str]) -> str:
 def nearest(name: str, known: Collection[str]) -> str | None:
     """The setting that was probably meant; None where nothing is near."""
     name = name.rpartition(".")[2]  # verl's settings stand in groups
-    other = ELSEWHERE_CALLED.get(name.lower())
+    other = OTHER_LIBRARIES_NAMES.get(name.lower())
     if other == "run_dir" and "to" in known:
         return "to"
     if other in known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -16,3 +17,30 @@ def test_no_two_classes_have_the_same_name() -> None:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(str(file.relative_to(PACKAGE)))
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+PRIVATE_WORDS = {"asked", "told", "beside", "elsewhere", "away", "room"}
+"""Words that say little to a stranger as the name of a variable, a function or a module."""
+FIELDS_OF_RECORDS = {("gateway/exchange.py", "asked"), ("types/call.py", "asked")}
+"""What a call's client asked for, and `used`: both stand in stores by these names."""
+
+
+def _bound(node: ast.AST) -> str:
+    """The name that a statement, an argument or a definition gives to something."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+            return name
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return name
+        case _:
+            return ""
+
+
+def test_names_are_of_the_fields_words() -> None:
+    found = {
+        (str(file.relative_to(PACKAGE)), name)
+        for file in PACKAGE.rglob("*.py")
+        for name in (file.stem, *map(_bound, ast.walk(ast.parse(file.read_text(encoding="utf-8")))))
+        if PRIVATE_WORDS & set(re.findall("[a-z]+", name.lower().replace("_", " ")))
+    }
+    assert found == FIELDS_OF_RECORDS

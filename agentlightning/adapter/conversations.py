@@ -78,7 +78,7 @@ def conversations(
     found: dict[str, Conversation] = {}
     ordered = sorted(spans, key=lambda s: (s.start_time or 0.0, s.sequence_id))
     gateways = {s.attributes.get("gen_ai.response.id") for s in ordered if CALL_ID in s.attributes and not _failed(s)}
-    told: dict[str, Conversation] = {}
+    by_framework: dict[str, Conversation] = {}
     """What frameworks say of calls that the gateway recorded, by response id; a response may have several choices."""
     for span in ordered:
         if _failed(span) or not _is_call(span, llm_call_match):
@@ -87,14 +87,14 @@ def conversations(
             continue
         call = _read(span, by_call.get(span.attributes.get(SAME_INPUT, ""), span), by_id, known)
         if not call.call_id:
-            call = _with_calls(call, children[span.span_id], [*found.values(), *told.values()])
+            call = _with_calls(call, children[span.span_id], [*found.values(), *by_framework.values()])
         if call.call_id:
             known[call.call_id] = found[call.call_id] = call
         elif call.response_id in gateways:
-            told[call.response_id or ""] = call
+            by_framework[call.response_id or ""] = call
         else:
             found[call.response_id or span.span_id] = call
-    whole = [_merged(c, told[c.response_id]) if c.response_id in told else c for c in found.values()]
+    whole = [_merged(c, by_framework[c.response_id]) if c.response_id in by_framework else c for c in found.values()]
     taken = [c for c in whole if agent_match is None or (c.agent and re.search(agent_match, c.agent))]
     return _rewarded(taken, spans, reward_match)
 
@@ -112,13 +112,13 @@ def _is_call(span: Span, pattern: str | None) -> bool:
     return says or CALL_ID in a or ("gen_ai.response.id" in a and "gen_ai.operation.name" not in a)
 
 
-def _read(span: Span, asked: Span, by_id: Mapping[str, Span], known: Mapping[str, Conversation]) -> Conversation:
-    """`asked`: the span that holds the call's input, itself or that of the response's first choice."""
+def _read(span: Span, with_input: Span, by_id: Mapping[str, Span], known: Mapping[str, Conversation]) -> Conversation:
+    """`with_input`: the span that holds the call's input, itself or that of the response's first choice."""
     a = span.attributes
     parent = known.get(a.get(PARENT_CALL_ID, ""))
     before = [*parent.messages, *([parent.answer] if parent.answer else [])] if parent else []
     answers = _messages(a.get("gen_ai.output.messages")) or numbered_messages(a, "gen_ai.completion")
-    tools = read_json(asked.attributes.get("gen_ai.tool.definitions"), []) or numbered_tools(asked.attributes)
+    tools = read_json(with_input.attributes.get("gen_ai.tool.definitions"), []) or numbered_tools(with_input.attributes)
     return Conversation(
         span=span,
         call_id=a.get(CALL_ID),
@@ -127,7 +127,7 @@ def _read(span: Span, asked: Span, by_id: Mapping[str, Span], known: Mapping[str
         agent=agent_of(span, by_id),
         messages=[
             *before,
-            *(_messages(asked.attributes.get("gen_ai.input.messages")) or numbered_messages(a, "gen_ai.prompt")),
+            *(_messages(with_input.attributes.get("gen_ai.input.messages")) or numbered_messages(a, "gen_ai.prompt")),
         ],
         answer=answers[0] if answers else None,
         tools=tools or (parent.tools if parent else ()),

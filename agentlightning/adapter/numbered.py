@@ -53,9 +53,9 @@ def numbered_tools(attributes: Mapping[str, Any]) -> list[Any]:
         at = next((f"{prefix}.{index}" for prefix in _FUNCTIONS if f"{prefix}.{index}.name" in attributes), None)
         if at is None:
             return tools
-        told = {key: attributes.get(f"{at}.{key}") for key in ("name", "description")}
-        told["parameters"] = read_json(attributes.get(f"{at}.parameters"), None)
-        function = {key: value for key, value in told.items() if value is not None}
+        fields = {key: attributes.get(f"{at}.{key}") for key in ("name", "description")}
+        fields["parameters"] = read_json(attributes.get(f"{at}.parameters"), None)
+        function = {key: value for key, value in fields.items() if value is not None}
         tools.append({"type": "function", "function": function})
     raise AssertionError("count() has no end")
 

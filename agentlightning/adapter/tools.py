@@ -33,7 +33,7 @@ class ToolOutcome:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _ToolCall:
     """A tool call that a model made."""
 
     id: str | None
@@ -49,40 +49,40 @@ class _Asked:
 
 def tool_outcomes(spans: Sequence[Span]) -> list[ToolOutcome]:
     """The tool calls that were carried out, in the order in which the model asked for them; unasked ones last."""
-    asked = [a for span in _by_time(spans) for a in _asked(span)]
+    requests = [a for span in _by_time(spans) for a in _tool_calls(span)]
     found: dict[int, ToolOutcome] = {}
     for span in _by_time(spans):
         for call_id, output in _results(span):
-            index = next((i for i, a in enumerate(asked) if a.id == call_id and not a.done), None)
+            index = next((i for i, a in enumerate(requests) if a.id == call_id and not a.done), None)
             if index is not None:
-                asked[index].done = True
-                a = asked[index]
+                requests[index].done = True
+                a = requests[index]
                 found[index] = ToolOutcome(a.name, a.arguments, output, _error_in(output), a.response_id, a.id)
-    unasked: list[ToolOutcome] = []
+    unrequested: list[ToolOutcome] = []
     for span in _by_time(spans):
         outcome = _of_tool_span(span)
         if outcome is None:
             continue
-        index = _asker(asked, found, outcome, span)
+        index = _request_of(requests, found, outcome, span)
         if index is None:
             if span.name != OPERATION:  # an operation is a tool only if a model asked for it
-                unasked.append(outcome)
+                unrequested.append(outcome)
             continue
         known = found.get(index)
-        a = asked[index]
+        a = requests[index]
         merged = replace(outcome, arguments=a.arguments, response_id=a.response_id, call_id=a.id)
         found[index] = merged if known is None or outcome.error else known
         a.spanned = True
-    return [found[i] for i in sorted(found)] + unasked
+    return [found[i] for i in sorted(found)] + unrequested
 
 
 def _by_time(spans: Sequence[Span]) -> list[Span]:
     return sorted(spans, key=lambda s: s.start_time or 0.0)
 
 
-def _asked(span: Span) -> Iterator[_Asked]:
+def _tool_calls(span: Span) -> Iterator[_ToolCall]:
     for part in _parts(span, "gen_ai.output.messages", "tool_call"):
-        yield _Asked(
+        yield _ToolCall(
             id=part.get("id"),
             name=part.get("name", ""),
             arguments=_text(part.get("arguments")),
@@ -127,14 +127,16 @@ def _of_tool_span(span: Span) -> ToolOutcome | None:
     return ToolOutcome(str(name), None, text, error, None, a.get("gen_ai.tool.call.id"))
 
 
-def _asker(asked: Sequence[_Asked], found: dict[int, ToolOutcome], outcome: ToolOutcome, span: Span) -> int | None:
+def _request_of(
+    requests: Sequence[_ToolCall], found: dict[int, ToolOutcome], outcome: ToolOutcome, span: Span
+) -> int | None:
     """The tool call that this span carried out: by its id; else one of its name that has no span yet, best the one
     with the same output."""
     began = (span.start_time or 0.0) + 1e-3
-    for i, a in enumerate(asked):
+    for i, a in enumerate(requests):
         if outcome.call_id is not None and a.id == outcome.call_id:
             return i
-    free = [i for i, a in enumerate(asked) if a.name == outcome.name and a.time <= began and not a.spanned]
+    free = [i for i, a in enumerate(requests) if a.name == outcome.name and a.time <= began and not a.spanned]
     return next((i for i in free if i in found and found[i].output == outcome.output), free[0] if free else None)
 
 

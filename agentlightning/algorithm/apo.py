@@ -110,8 +110,8 @@ class APO(PromptSettings):
         for number in range(1, self.beam_rounds + 1):
             children, seen = await self._children(run, beam, number)
             contenders = list(dict.fromkeys([*beam, run.incumbent, *children]))
-            asked = [EvaluationRequest(c, "val", sample) for c in contenders]
-            scores = [mean(trials) for trials in await run.evaluate(asked, f"round {number}: ranking")]
+            wanted = [EvaluationRequest(c, "val", sample) for c in contenders]
+            scores = [mean(trials) for trials in await run.evaluate(wanted, f"round {number}: ranking")]
             ranked = _ranked(run, contenders, scores)
             best = ranked[0]
             if best != run.incumbent:
@@ -127,8 +127,8 @@ class APO(PromptSettings):
         parents = [beam[n % len(beam)] for n in range(self.beam_width)]
         size = min(self.gradient_batch_size, len(run.train))
         batches = [shuffled(range(len(run.train)), self.seed, number, slot)[:size] for slot in range(len(parents))]
-        asked = [EvaluationRequest(parent, "train", batch) for parent, batch in zip(parents, batches, strict=True)]
-        trials = await run.evaluate(asked, f"round {number}: runs for the critic")
+        wanted = [EvaluationRequest(parent, "train", batch) for parent, batch in zip(parents, batches, strict=True)]
+        trials = await run.evaluate(wanted, f"round {number}: runs for the critic")
         jobs: list[_Improvement] = []
         proposed: list[Candidate | None] = []
         names = sorted(run.templates)
@@ -157,8 +157,10 @@ class APO(PromptSettings):
         """What the critic makes of each job, without edits that failed or must not be run."""
         if not jobs:
             return []
-        asked = [critique_prompt(_turn(self._critiques, j), j.name, j.text, j.trials, self.reward_range) for j in jobs]
-        said = await run.ask(self.gradient_model, asked, self.diversity_temperature)
+        questions = [
+            critique_prompt(_turn(self._critiques, j), j.name, j.text, j.trials, self.reward_range) for j in jobs
+        ]
+        said = await run.ask(self.gradient_model, questions, self.diversity_temperature)
         answered = [(j, a.text) for j, a in zip(jobs, said, strict=True) if isinstance(a, CriticAnswer)]
         kept = {j.name: sorted(placeholders(run.templates[j.name], j.text)) for j in jobs}
         edits = [edit_prompt(_turn(self._edits, j), j.name, j.text, text, kept[j.name]) for j, text in answered]

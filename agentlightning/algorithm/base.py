@@ -99,7 +99,7 @@ class TrainingContext:
     """The gateway in front of the policy, or the one that the trainer was given; None if there is neither."""
     backend: Backend | None = None
     """The engines and learners of `Algorithm.policy`; None if it has none."""
-    turned_away: Mapping[str, int] = field(default_factory=dict)
+    refused_requests: Mapping[str, int] = field(default_factory=dict)
     """How many requests to the gateway belonged to no attempt, by why they were refused; it goes on counting."""
     selected_by: Mapping[str, str] = field(default_factory=dict)
     """The settings that choose which calls are trained, by name; none: all are."""

@@ -106,10 +106,10 @@ class Baseline(GivenByName, Algorithm):
         for (outcome, _), same in itertools.islice(failed.items(), SHOWN_FAILURES):
             error, first = same[0]
             reporter.warn(f"{len(same)} × {outcome}, first on {first.rollout.input!r:.200}\n{error}")
-        heard = any(e.calls for e in self.episodes) or self.context.turned_away
+        heard = any(e.calls for e in self.episodes) or self.context.refused_requests
         ended = heard or any(e.outcome is not Outcome.AGENT_ERROR for e in self.episodes)
         if self.policy is not None and ended and not any(e.calls for e in self.episodes):
-            reporter.warn(str(unheard(self.episodes, self.context.turned_away)))
+            reporter.warn(str(unheard(self.episodes, self.context.refused_requests)))
 
 
 def summary(episodes: Sequence[Episode], *, counts: bool = True) -> str:

@@ -169,8 +169,8 @@ class _Bridge:
         from gepa.core.adapter import EvaluationBatch
 
         made = self._candidate(candidate)
-        asked = [EvaluationRequest(made, split, [n]) for split, n in batch]
-        found = self._wait(self._run.evaluate(asked, f"iteration {self.iterations + 1}: rollouts"))
+        wanted = [EvaluationRequest(made, split, [n]) for split, n in batch]
+        found = self._wait(self._run.evaluate(wanted, f"iteration {self.iterations + 1}: rollouts"))
         trials = [t for of_one in found for t in of_one]
         if batch and batch[0][0] == "train":
             self._train = mean(trials)

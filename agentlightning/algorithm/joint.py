@@ -325,11 +325,11 @@ def choose(rounds: Sequence[Round], memory: int, patience: int) -> tuple[Arm, st
             return arm, "it was not tried yet"
     rates = {arm: fmean([r.rate for r in rounds if r.arm == arm][-memory:]) for arm in ARMS}
     waited = {arm: next(n for n, r in enumerate(reversed(rounds)) if r.arm == arm) for arm in ARMS}
-    told = " and ".join(f"{arm} {rate:+.4f}" for arm, rate in rates.items())
-    told = f"the last {memory} rounds of each gained per 100 rollouts: {told}"
+    gains = " and ".join(f"{arm} {rate:+.4f}" for arm, rate in rates.items())
+    gains = f"the last {memory} rounds of each gained per 100 rollouts: {gains}"
     longest = max(ARMS, key=lambda arm: waited[arm])
     if waited[longest] >= patience:
-        return longest, f"it was passed over for {waited[longest]} rounds; {told}"
+        return longest, f"it was passed over for {waited[longest]} rounds; {gains}"
     if max(rates.values()) <= 0:
-        return longest, f"neither gains, so they take turns; {told}"
-    return max(ARMS, key=lambda arm: rates[arm]), told
+        return longest, f"neither gains, so they take turns; {gains}"
+    return max(ARMS, key=lambda arm: rates[arm]), gains

@@ -42,29 +42,29 @@ _WAY_TO_THE_MODEL = (
 )
 
 
-def unheard(episodes: Sequence[Episode], turned_away: Mapping[str, int]) -> Finding:
+def unheard(episodes: Sequence[Episode], refused_requests: Mapping[str, int]) -> Finding:
     """Why no call of these rollouts was answered: none arrived, or why those that did were refused.
 
-    turned_away: requests to the gateway that belonged to no attempt, by why they were refused.
+    refused_requests: requests to the gateway that belonged to no attempt, by why they were refused.
     """
-    asked = Counter(text for e in episodes for text in e.refused)
-    refused = Counter(turned_away) + asked
+    refusals = Counter(text for e in episodes for text in e.refused)
+    refused = Counter(refused_requests) + refusals
     if not refused:
         words = "The agent never called the model: no call arrived at the gateway."
-        return problem("never_called", words, _WAY_TO_THE_MODEL, turned_away={})
+        return problem("never_called", words, _WAY_TO_THE_MODEL, refused_requests={})
     reason, count = refused.most_common(1)[0]
     words = (
         f"No model call of the agent was answered: {refused.total()} arrived at the gateway, and all of them were "
         f"refused. Most common ({count}×): {reason}"
     )
-    asked.update({text: n for text, n in turned_away.items() if text.startswith(NO_SUCH_PATH)})
-    if not asked:
-        return problem("never_called", words, _WAY_TO_THE_MODEL, turned_away=dict(turned_away))
+    refusals.update({text: n for text, n in refused_requests.items() if text.startswith(NO_SUCH_PATH)})
+    if not refusals:
+        return problem("never_called", words, _WAY_TO_THE_MODEL, refused_requests=dict(refused_requests))
     fix = (
         "The base URL is right: the calls arrive. Mend what the message names, in the settings of the program or of "
         "its client; docs/clients.md says which programs need one."
     )
-    return problem("calls_refused", words, fix, refused=dict(asked.most_common(EXAMPLES)))
+    return problem("calls_refused", words, fix, refused=dict(refusals.most_common(EXAMPLES)))
 
 
 def calls_no_longer() -> Finding:

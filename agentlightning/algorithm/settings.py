@@ -77,7 +77,7 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, Algorithm):
     A setting that does not exist, or that would have no effect, is a ConfigError when the algorithm is made.
     """
 
-    _elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
+    _method_hints: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("fit", "train", "dev", "learn"), "Give it to a trainer: Trainer(algorithm=…).fit(agent, tasks)."
     )
     _others = OF_TRAINING

@@ -219,8 +219,8 @@ def has_overfitted(rewards: Sequence[float], validated: Sequence[Validated], spr
     if len(values) < _FEWEST_VALIDATIONS or max(values) - values[-1] <= _LARGE_VALIDATED_FALL * spread:
         return False
     variances = [((v.high - v.low) / _DEVIATIONS) ** 2 for v in validated]
-    asked = _VALIDATED_BOUNDARY + _PER_LOG_VALIDATION * float(np.log(len(values) / _FEWEST_VALIDATIONS))
-    return _largest_fall(values, variances, shortest=1) >= asked and has_risen(rewards)
+    boundary = _VALIDATED_BOUNDARY + _PER_LOG_VALIDATION * float(np.log(len(values) / _FEWEST_VALIDATIONS))
+    return _largest_fall(values, variances, shortest=1) >= boundary and has_risen(rewards)
 
 
 def _largest_fall(values: Sequence[float], variances: Sequence[float], shortest: int) -> float:

@@ -194,8 +194,8 @@ def needs_reference(settings: Sequence[FeatureSettings]) -> str | None:
 
 
 def _same_correction(settings: FeatureSettings, changes: Mapping[str, Any]) -> bool:
-    asked = changes.get("correction")
-    return asked is not None and (None if asked == "none" else asked) == settings.correction_kind
+    correction = changes.get("correction")
+    return correction is not None and (None if correction == "none" else correction) == settings.correction_kind
 
 
 def _named(changes: Mapping[str, Any]) -> str:

@@ -37,9 +37,9 @@ def add(app: typer.Typer, kind: type[Command], panel: str | None) -> None:
     """Let the application have the command, in a panel of its help."""
 
     def called(**given: Any) -> None:
-        asked = _made(kind, given)
-        module, _, function = asked.work.partition(":")
-        if status := getattr(import_module(module), function)(asked):
+        options = _made(kind, given)
+        module, _, function = options.work.partition(":")
+        if status := getattr(import_module(module), function)(options):
             raise typer.Exit(int(status))
 
     parameters = list(_parameters(kind))

@@ -122,10 +122,10 @@ def algorithm_of_a_run(about: Mapping[str, Any], source: Path, *, trust: bool) -
     return _algorithm(str(given.pop("algorithm")))(**given)
 
 
-def told_settings(algorithm: GRPO) -> dict[str, Any]:
+def settings_for_file(algorithm: GRPO) -> dict[str, Any]:
     """All settings of an algorithm by name, as a file that `read_config` reads would hold them."""
-    told = {name: value for name, value in flattened(algorithm, shown=False).items() if name not in _OF_THE_COMMAND}
-    return {"algorithm": type(algorithm).__name__, **json.loads(json.dumps(told, default=_plain))}
+    settings = {name: value for name, value in flattened(algorithm, shown=False).items() if name not in _OF_THE_COMMAND}
+    return {"algorithm": type(algorithm).__name__, **json.loads(json.dumps(settings, default=_plain))}
 
 
 def _plain(value: Any) -> Any:

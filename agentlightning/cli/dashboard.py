@@ -12,7 +12,7 @@ from agentlightning.cli.store import Location
 from agentlightning.console import Console
 from agentlightning.dashboard import dashboard_url, served_with_dashboard
 from agentlightning.errors import ConfigError
-from agentlightning.local_keys import kept_key, made_key
+from agentlightning.net.local_keys import kept_key, made_key
 from agentlightning.store.http.server import PAGES
 from agentlightning.trainer.folder import STORE_FILE
 from agentlightning.trainer.live import RUN_FILE, Live, announced, find_live, served_file
@@ -52,7 +52,7 @@ async def _show(location: Location, options: DashboardOptions) -> None:
     if location.path is not None and (live := await _served_already(location.path)) is not None:
         _tell(dashboard_url(live.url), browser)
         return
-    beside = location.path and location.path.parent.parent if _is_of_a_run(location) else None
+    runs = location.path and location.path.parent.parent if _is_of_a_run(location) else None
     made = made_key(key, options.host)  # the pages are to be read by everybody here; what is behind them is not
     async with location.opened() as store:
         live = location.dsn is not None
@@ -62,7 +62,7 @@ async def _show(location: Location, options: DashboardOptions) -> None:
             options.port,
             admin_key=made or key,
             live=live,
-            folder=beside,
+            folder=runs,
             allow_hosts=options.allow_host,
         )
         await server.start()

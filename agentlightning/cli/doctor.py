@@ -85,8 +85,8 @@ async def _read(
     late = [evidence.spans.get(e.rollout.rollout_id, ()) for e in evidence.episodes if e not in done]
     phases = Counter(phase_of(spans[-1] if spans else None, waits_for_model=False) for spans in late)
     provider = options.endpoint is not None
-    turned_away = trainer.algorithm.context.turned_away
-    evidence = replace(evidence, episodes=done, provider=provider, turned_away=dict(turned_away))
+    refused_requests = trainer.algorithm.context.refused_requests
+    evidence = replace(evidence, episodes=done, provider=provider, refused_requests=dict(refused_requests))
     known = {"decode": decoder_of_model(model), "template": template_of_model(model)}
     return examine(evidence, plan, blocked=blocked, unfinished=total - len(done), phases=phases, **known)
 

@@ -39,7 +39,7 @@ from agentlightning.trainer.tasks import load_tasks
 from agentlightning.types import Outcome, RolloutMode
 
 terminal = Terminal(highlight=False, soft_wrap=True)
-beside = Terminal(highlight=False, soft_wrap=True, stderr=True)
+stderr_terminal = Terminal(highlight=False, soft_wrap=True, stderr=True)
 """What is said on the way, so that the output itself holds the numbers alone."""
 
 
@@ -131,22 +131,22 @@ def _evaluate(checkpoint: Path, options: EvalOptions) -> None:
         held_out = val_tasks or tasks
     held_out = held_out[: options.limit]
     if untrained is not None:
-        beside.print(power_words(len(held_out), is_positive, repeats))
+        stderr_terminal.print(power_words(len(held_out), is_positive, repeats))
     rewards: dict[str, list[list[float]]] = {}
     found: dict[str, MeasuredModel] = {}
     models = {"base": untrained, "trained": trained}
     for label, served in models.items():
         if served is None:
             continue
-        with beside.status(f"{label}: loading {served.name}") as spinner:
+        with stderr_terminal.status(f"{label}: loading {served.name}") as spinner:
             progress = _Progress(f"{label}: {served.name}", spinner)
             found[label] = measured = measure(served, litagent, held_out, repeats, progress)
         rewards[label] = [measured.rewards[i : i + repeats] for i in range(0, len(measured.rewards), repeats)]
         if measured.failed:
-            beside.print(f"[yellow]{label}: {measured.failed} rollouts failed and count as reward 0[/yellow]")
+            stderr_terminal.print(f"[yellow]{label}: {measured.failed} rollouts failed and count as reward 0[/yellow]")
         for mark, words in _MARKS.items():
             if count := getattr(measured, mark):
-                beside.print(f"[yellow]{label}: {count} {words}[/yellow]")
+                stderr_terminal.print(f"[yellow]{label}: {count} {words}[/yellow]")
     names = {label: served and served.name for label, served in models.items()}
     if options.as_json:
         shown = {name: _numbers(estimate, rewards) for name, estimate in estimates_of(options).items()}
@@ -245,7 +245,7 @@ def _agent_and_tasks(
         held_out = run_sync(_validation_tasks(latest_checkpoint(checkpoint).parent.parent)) if run else []
         if not held_out:
             raise ConfigError("There are no validation tasks of a run: give tasks with --tasks FILE.")
-        beside.print(f"On the {len(held_out)} validation tasks of the run.")
+        stderr_terminal.print(f"On the {len(held_out)} validation tasks of the run.")
     return (find_agent(agent) if agent is not None else agent_of_run(run)), held_out
 
 

@@ -52,13 +52,13 @@ def export_conversations(run: Path, to: Path, form: str, good: Good, agent: str 
     if to.exists():
         raise ConfigError(f"'{to}' is there already; export to a new file.")
     write = _write_parquet if to.suffix == ".parquet" else _write_jsonl
-    told = run_sync(_read(run, form, good, agent))
-    write(to, told)
-    rewards = Counter(round(episode.reward, 3) for episode, _ in told if episode.reward is not None)
+    conversations = run_sync(_read(run, form, good, agent))
+    write(to, conversations)
+    rewards = Counter(round(episode.reward, 3) for episode, _ in conversations if episode.reward is not None)
     of_rewards = ", ".join(f"{n} × {reward:g}" for reward, n in sorted(rewards.items(), reverse=True)[:5]) or "none"
-    written = sum(len(examples) for _, examples in told)
+    written = sum(len(examples) for _, examples in conversations)
     terminal().print(
-        f"{to}: {written} conversations of {len(told)} rollouts in the form '{form}'. Rewards: {of_rewards}"
+        f"{to}: {written} conversations of {len(conversations)} rollouts in the form '{form}'. Rewards: {of_rewards}"
     )
     return written
 
@@ -103,11 +103,11 @@ async def trajectory_of_episode(store: LightningStore, episode: Episode) -> dict
     )
 
 
-def _write_jsonl(to: Path, told: Sequence[tuple[Episode, list[Example]]]) -> None:
-    to.write_text("".join(to_jsonl(examples) for _, examples in told), encoding="utf-8")
+def _write_jsonl(to: Path, conversations: Sequence[tuple[Episode, list[Example]]]) -> None:
+    to.write_text("".join(to_jsonl(examples) for _, examples in conversations), encoding="utf-8")
 
 
-def _write_parquet(to: Path, told: Sequence[tuple[Episode, list[Example]]]) -> None:
+def _write_parquet(to: Path, conversations: Sequence[tuple[Episode, list[Example]]]) -> None:
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -121,7 +121,7 @@ def _write_parquet(to: Path, told: Sequence[tuple[Episode, list[Example]]]) -> N
             "task": json.dumps(episode.rollout.input, ensure_ascii=False),
             "rollout_id": episode.rollout.rollout_id,
         }
-        for episode, examples in told
+        for episode, examples in conversations
         for example in examples
     ]
     parquet.write_table(pa.Table.from_pylist(rows), to)
@@ -133,15 +133,15 @@ async def _read(run: Path, form: str, good: Good, agent: str | None = None) -> l
         episodes = await good_rollouts(opened.store, run_id, good)
         if not episodes:
             raise ConfigError(f"No finished rollout of {run} has such a reward{_hint(good, agent)}.")
-        told: list[tuple[Episode, list[Example]]] = []
+        conversations: list[tuple[Episode, list[Example]]] = []
         for episode in episodes:
             spans = await _taught(opened.store, episode)
-            told.append((episode, fine_tuning_examples(spans, form, agent_match=agent)))
-    if not any(examples for _, examples in told):
+            conversations.append((episode, fine_tuning_examples(spans, form, agent_match=agent)))
+    if not any(examples for _, examples in conversations):
         raise ConfigError(
             f"The {len(episodes)} rollouts that were chosen hold no whole conversation{_hint(good, agent)}."
         )
-    return told
+    return conversations
 
 
 async def _taught(store: LightningStore, episode: Episode) -> list[Span]:

@@ -183,9 +183,9 @@ def _check_tools(agent: LitAgent[Any], original: _Original, options: ForkOptions
             f"{agent.shared_state} Tools that run again would find there what earlier attempts left, and not what they "
             "found in the rollout. To run it all the same: --tools-again."
         )
-    asked = any(call.tool_call_ids for call in original.recording.calls)
+    calls_tools = any(call.tool_call_ids for call in original.recording.calls)
     own = not isinstance(agent, Program) and agent.environment is None
-    if own and asked and all(tool.result is None for tool in original.recording.tools):
+    if own and calls_tools and all(tool.result is None for tool in original.recording.tools):
         terminal(stderr=options.as_json).print(
             "The agent's tools run again, with their side effects; @agl.replayed makes them answer from the record.",
             soft_wrap=True,

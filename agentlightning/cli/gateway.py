@@ -27,10 +27,10 @@ from agentlightning.gateway.routing.models import Model
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
 from agentlightning.gateway.serving.sessions import Sessions
 from agentlightning.gateway.settings import CallSettings
-from agentlightning.guard import is_local_name
 from agentlightning.keys import derived_secret, not_empty
-from agentlightning.local_keys import find_key, kept_key, made_key
-from agentlightning.serving import LoopServer
+from agentlightning.net.guard import is_local_name
+from agentlightning.net.local_keys import find_key, kept_key, made_key
+from agentlightning.net.server import LoopServer
 from agentlightning.store import LightningStoreClient, SqliteLightningStore
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.live import readable_by_others

@@ -49,25 +49,25 @@ _WORDS: Mapping[str, str] = {
 }
 
 
-def measure_judge(asked: JudgeOptions) -> None:
+def measure_judge(options: JudgeOptions) -> None:
     """Ask the judge and print what it is worth; or write a file for people to label."""
-    if run_sync(_measure(asked)):
+    if run_sync(_measure(options)):
         exit_interrupted()
 
 
-async def _measure(asked: JudgeOptions) -> bool:
+async def _measure(options: JudgeOptions) -> bool:
     """Whether Ctrl-C ended it."""
-    async with opened_run(asked.run, asked.run_id) as opened:
+    async with opened_run(options.run, options.run_id) as opened:
         settings = opened.settings
         store_id = None if opened.run is None else opened.run.run_id
         stored = await groups_of(opened.store, store_id, settings.get("group_size"))
-        if asked.write_labels is not None:
-            await _write_template(opened, stored, asked.write_labels, asked.limit)
+        if options.write_labels is not None:
+            await _write_template(opened, stored, options.write_labels, options.limit)
             return False
-        part = _judge_of(opened, asked)
-        label_of = None if asked.labels is None else _labels(asked.labels, stored, settings)
-        groups = await choose_groups(opened.store, stored, label_of, asked.limit)
-        refuse_without_order(groups, asked.labels)
+        part = _judge_of(opened, options)
+        label_of = None if options.labels is None else _labels(options.labels, stored, settings)
+        groups = await choose_groups(opened.store, stored, label_of, options.limit)
+        refuse_without_order(groups, options.labels)
         judge = Judge(part)
         try:
             stopped, (judged, failed) = await _ask(judge, part, opened, groups)
@@ -77,12 +77,12 @@ async def _measure(asked: JudgeOptions) -> bool:
         raise JudgeError(failed[0])
     if not judged:
         return True
-    found = measure(judged, min_agreement=part.min_agreement, equal=asked.equal)
+    found = measure(judged, min_agreement=part.min_agreement, equal=options.equal)
     cost = None if part.price is None else judge.cost
-    about = {"judge": part.model, "place": part.place, "labels": asked.labels, "run_groups": len(stored)}
+    about = {"judge": part.model, "place": part.place, "labels": options.labels, "run_groups": len(stored)}
     known = {**about, "failed": len(failed), "tokens": judge.tokens, "cost": cost, "level": LEVEL}
-    if asked.as_json:
-        terminal().print_json(json.dumps({**known, "equal": asked.equal, **asdict(found)}))
+    if options.as_json:
+        terminal().print_json(json.dumps({**known, "equal": options.equal, **asdict(found)}))
     else:
         _print(found, known, part, failed)
     return stopped
@@ -124,18 +124,18 @@ async def _write_template(opened: OpenedRun, stored: Mapping[str, Sequence[Rollo
     terminal().print(Text(safe(words)))
 
 
-def _judge_of(opened: OpenedRun, asked: JudgeOptions) -> GroupJudge:
+def _judge_of(opened: OpenedRun, options: JudgeOptions) -> GroupJudge:
     """The run's judge, changed by what the command line says; or one that it names alone."""
     own = opened.settings.get("group_judge") or {}
-    told = parsed_settings(asked.settings, [f.name for f in fields(GroupJudge)])
-    typed = {"base_url": asked.url, "model": asked.model, "rubric": asked.rubric}
-    told |= {name: value for name, value in typed.items() if value is not None}
-    if told.keys() & {"base_url", "model"}:  # another one: what is good stays
-        of_any = [*_OF_ANY_JUDGE, *(["base_url"] if "base_url" not in told else [])]
+    given = parsed_settings(options.settings, [f.name for f in fields(GroupJudge)])
+    typed = {"base_url": options.url, "model": options.model, "rubric": options.rubric}
+    given |= {name: value for name, value in typed.items() if value is not None}
+    if given.keys() & {"base_url", "model"}:  # another one: what is good stays
+        of_any = [*_OF_ANY_JUDGE, *(["base_url"] if "base_url" not in given else [])]
         own = {name: own[name] for name in of_any if name in own}
-    if "base_url" not in told:
-        require_trust(opened.folder, code_in({"group_judge": own}), trust=asked.trust)
-    part = as_judge({**own, **told} or None)
+    if "base_url" not in given:
+        require_trust(opened.folder, code_in({"group_judge": own}), trust=options.trust)
+    part = as_judge({**own, **given} or None)
     if part is None:
         raise ConfigError("The run was trained without a judge. Name the one to measure: --url URL --model NAME.")
     if part.base_url is None:

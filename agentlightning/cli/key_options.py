@@ -40,8 +40,8 @@ def _read(path: Path, option: str) -> str:
 
 def _warn(context: typer.Context, option: str, variable: str) -> None:
     """Once for a command, however many keys it was given."""
-    told = context.find_root().meta
-    if not told.setdefault(__name__, False):
-        told[__name__] = True
+    meta = context.find_root().meta
+    if not meta.setdefault(__name__, False):
+        meta[__name__] = True
         seen = f"Others on this machine can read {option} in the list of processes."
         terminal(stderr=True).print(f"{seen} Give {option} @FILE, or set {variable}.")

@@ -21,7 +21,7 @@ from agentlightning.console import Console
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.routing.upstream import Provider
 from agentlightning.keys import not_empty
-from agentlightning.outgoing import http_session
+from agentlightning.net.outgoing import http_session
 from agentlightning.trainer import Trainer
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import Demonstrations, PromptTemplate, RolloutConfig, SystemPrompt, ToolDescription

@@ -56,9 +56,11 @@ async def _write(path: Path, to: Path | None, run_id: str | None) -> Path:
         evidence = await opened.evidence()
         found = diagnose(evidence, decoder_of(opened))
         steps = await opened.steps()
-        told = telling(evidence)
-        spans = {e.rollout.rollout_id: await opened.store.query_spans(e.rollout.rollout_id, "latest") for _, e in told}
-        records = [(why, as_record(e, spans[e.rollout.rollout_id].items)) for why, e in told]
+        chosen = telling(evidence)
+        spans = {
+            e.rollout.rollout_id: await opened.store.query_spans(e.rollout.rollout_id, "latest") for _, e in chosen
+        }
+        records = [(why, as_record(e, spans[e.rollout.rollout_id].items)) for why, e in chosen]
         target = to or opened.folder / REPORT_FILE
         atomic_write(target, page(opened, found, steps, records))
         return target

@@ -41,9 +41,9 @@ def run_agent(options: RunOptions) -> bool:
         max_concurrency=options.concurrency,
         rollout_config=RolloutConfig(timeout_seconds=options.timeout),
     )
-    told: dict[str, Any] = {"console": SilentConsole()} if options.as_json else {}
+    quiet: dict[str, Any] = {"console": SilentConsole()} if options.as_json else {}
     trainer = Trainer(
-        algorithm=algorithm, models=providers, concurrency=options.concurrency, run_dir=options.run_dir, **told
+        algorithm=algorithm, models=providers, concurrency=options.concurrency, run_dir=options.run_dir, **quiet
     )
     result = trainer.fit(agent, tasks)
     if result.stopped:

@@ -15,12 +15,12 @@ from agentlightning.types import Span
 
 STORE_FILE = "store.db"
 _LOOKED_AT = 5
-_ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "What is 12 + 30?"}]}
+_EXAMPLE: dict[str, Any] = {"messages": [{"role": "user", "content": "What is 12 + 30?"}]}
 
 
 async def curl_command(model: str, url: str, *, named: str, with_key: bool) -> str:
     """A `curl` to paste, on one line: a task of the model's run, or a plain question where there is no run."""
-    request = {"model": named, **(_of_an_example(model) or await _of_its_run(Path(model)) or _ASKED)}
+    request = {"model": named, **(_of_an_example(model) or await _of_its_run(Path(model)) or _EXAMPLE)}
     key = ' -H "Authorization: Bearer $AGL_API_KEY"' if with_key else ""
     return f"curl {url}/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(request))}"
 

@@ -24,9 +24,9 @@ from agentlightning.gateway.history.answers import RecentAnswers
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
 from agentlightning.gateway.serving.sessions import Sessions
 from agentlightning.gateway.settings import CallSettings
-from agentlightning.guard import is_local_name
 from agentlightning.keys import not_empty
-from agentlightning.serving import LoopServer
+from agentlightning.net.guard import is_local_name
+from agentlightning.net.server import LoopServer
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.trainer.serving import forget_old_requests, serve_models
 from agentlightning.trainer.sync import run_sync
@@ -102,12 +102,12 @@ async def _serve(spec: PolicySpec, names: Sequence[str], options: ServeOptions) 
             "It is the only model here, so it answers whatever model a request names.\n\nTry it:"
         )
         typer.echo(f"  {safe(await curl_command(model, url, named=names[0], with_key=api_key is not None))}")
-        beside = [
+        background = [
             asyncio.create_task(forget_old_requests(store)),
             asyncio.create_task(_keep_running(backend, gateway)),
         ]
         await interrupted()
-        for task in beside:
+        for task in background:
             task.cancel()
         console.print("Stopped.")
 

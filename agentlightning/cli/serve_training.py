@@ -15,9 +15,9 @@ from agentlightning.cli.interrupt import interrupted
 from agentlightning.console import Console
 from agentlightning.errors import ConfigError, missing_extra
 from agentlightning.files import make_folder, open_private
-from agentlightning.guard import is_local_name
 from agentlightning.keys import new_key
 from agentlightning.litagent import Program
+from agentlightning.net.guard import is_local_name
 from agentlightning.trainer.sync import run_sync
 
 console = Console(highlight=False, soft_wrap=True)

@@ -21,7 +21,7 @@ from agentlightning.dashboard import dashboard_url, served_with_dashboard
 from agentlightning.errors import ConfigError
 from agentlightning.files import open_private
 from agentlightning.keys import ALL_SCOPES, new_secret, sign_attempt_key
-from agentlightning.local_keys import kept_key, made_key
+from agentlightning.net.local_keys import kept_key, made_key
 from agentlightning.store import (
     InMemoryLightningStore,
     PostgresLightningStore,

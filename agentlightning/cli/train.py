@@ -20,7 +20,7 @@ from agentlightning.cli.configuration import (
     make_algorithm,
     of_data,
     run_of_config,
-    told_settings,
+    settings_for_file,
 )
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.trust import require_trust
@@ -29,7 +29,7 @@ from agentlightning.console import Console
 from agentlightning.environments.base import Environment, environment_again
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import LitAgent
-from agentlightning.local_keys import find_key
+from agentlightning.net.local_keys import find_key
 from agentlightning.store import LightningStoreClient
 from agentlightning.trainer import RunResult, Trainer
 from agentlightning.trainer.strategy import Strategy
@@ -42,7 +42,7 @@ console = Console(highlight=False, soft_wrap=True)
 
 def show_config(options: TrainOptions) -> None:
     """Print all settings of the algorithm that would train, in the form that `--config` reads."""
-    typer.echo(json.dumps(told_settings(_algorithm(options)), indent=2))
+    typer.echo(json.dumps(settings_for_file(_algorithm(options)), indent=2))
 
 
 def _algorithm(options: TrainOptions, **others: Any) -> GRPO:
@@ -144,8 +144,8 @@ def _completed(options: TrainOptions) -> TrainOptions:
     if options.name is not None:
         options = replace(options, run_dir=folder_of_run(options.name, options.run_dir))
     if options.data is not None:
-        algorithm, tasks, told = of_data(options.data, options.algorithm, options.tasks, options.settings)
-        options = replace(options, algorithm=algorithm, tasks=tasks, settings=told)
+        algorithm, tasks, settings = of_data(options.data, options.algorithm, options.tasks, options.settings)
+        options = replace(options, algorithm=algorithm, tasks=tasks, settings=settings)
     if options.address is not None:
         given = [*options.computed.backend_option, f"address={options.address}"]
         options = replace(options, computed=replace(options.computed, backend_option=given))

@@ -41,39 +41,39 @@ GAP = 1e-3
 """Log-probs that are further apart than this are of other weights."""
 
 
-def _changes(asked: WhatIfOptions) -> list[dict[str, Any]]:
+def _changes(options: WhatIfOptions) -> list[dict[str, Any]]:
     """A variant per value of `--loss` and the like, and one per `--set`, which may hold several NAME=VALUE."""
     known = names_of(FeatureSettings)
     return [
-        *({name: value} for name in ("loss", "advantage", "credit", "correction") for value in getattr(asked, name)),
-        *(parsed_settings(text.split(), known) for text in asked.settings),
+        *({name: value} for name in ("loss", "advantage", "credit", "correction") for value in getattr(options, name)),
+        *(parsed_settings(text.split(), known) for text in options.settings),
     ]
 
 
-def ask_what_if(asked: WhatIfOptions) -> None:
+def ask_what_if(options: WhatIfOptions) -> None:
     """Compute and print it."""
-    run_sync(_ask(asked))
+    run_sync(_ask(options))
 
 
-async def _ask(asked: WhatIfOptions) -> None:
-    changes = _changes(asked)
+async def _ask(options: WhatIfOptions) -> None:
+    changes = _changes(options)
     async with AsyncExitStack() as stack:
-        opened = await stack.enter_async_context(opened_run(asked.run, asked.run_id))
-        settings = _settings_of(opened, asked.trust)
-        metrics = _row(await opened.steps(), asked.step)
-        step, policy = int(metrics["step"]), _policy(settings, asked.policy)
+        opened = await stack.enter_async_context(opened_run(options.run, options.run_id))
+        settings = _settings_of(opened, options.trust)
+        metrics = _row(await opened.steps(), options.step)
+        step, policy = int(metrics["step"]), _policy(settings, options.policy)
         store_id = opened.run.run_id if opened.run is not None else None
         episodes = await stored_episodes(opened.store, store_id, settings, metrics, policy)
         named = {" ".join(f"{n}={v}" for n, v in c.items()): variant(settings, c) for c in changes}
         variants = named or telling_variants(settings, episodes)
-        checkpoint = asked.checkpoint or stack.enter_context(held_before(opened.folder, step))
+        checkpoint = options.checkpoint or stack.enter_context(held_before(opened.folder, step))
         info = None if checkpoint is None else read_checkpoint(checkpoint)
         learning = {} if info is None else info.learning.get(policy or POLICY, {})
         learner = _learner([settings, *variants.values()], checkpoint, policy)
         stored = StoredStep(step, episodes, settings, metrics, learning)
         found = await what_if(stored, learner, variants)
         after = 0 if info is None else info.step
-    _print(found, stored, str(checkpoint or settings.model), after, policy, as_json=asked.as_json)
+    _print(found, stored, str(checkpoint or settings.model), after, policy, as_json=options.as_json)
 
 
 def _settings_of(opened: OpenedRun, trust: bool) -> FeatureSettings:
@@ -97,11 +97,11 @@ def _row(steps: Sequence[Mapping[str, Any]], step: int | None) -> Mapping[str, A
     return found[-1]
 
 
-def _policy(settings: FeatureSettings, asked: str | None) -> str | None:
+def _policy(settings: FeatureSettings, name: str | None) -> str | None:
     names = list(settings.adapters)
-    if asked is not None and asked not in names:
-        raise ConfigError(f"There is no policy '{asked}' in this run; it trained {', '.join(names) or 'one alone'}.")
-    return asked or next(iter(names), None)
+    if name is not None and name not in names:
+        raise ConfigError(f"There is no policy '{name}' in this run; it trained {', '.join(names) or 'one alone'}.")
+    return name or next(iter(names), None)
 
 
 def _learner(settings: Sequence[FeatureSettings], checkpoint: Path | None, policy: str | None) -> TorchLearner:
@@ -115,8 +115,8 @@ def _learner(settings: Sequence[FeatureSettings], checkpoint: Path | None, polic
 
     transformers.logging.disable_progress_bar()
     spec = replace(settings[0].policy.model, reference=needs_reference(settings))
-    told = settings_of(_from(spec, checkpoint))
-    learner = TorchLearner(load_all(told)[policy or POLICY], told.learner)
+    process = settings_of(_from(spec, checkpoint))
+    learner = TorchLearner(load_all(process)[policy or POLICY], process.learner)
     learner.policy.activate()
     state = None if checkpoint is None else checkpoint / "optimizer" / (policy or "")
     if state is not None and any(state.glob("*.pt")):

@@ -103,19 +103,19 @@ def shown(found: Diagnosis) -> RenderableType:
         parts.append(Text(f"First thing to try: {first}", style="cyan"))
     parts.append(Text())
     for f in found.findings:
-        parts += _finding(f, told=f.words in found.verdict)
+        parts += _finding(f, shown=f.words in found.verdict)
     lines = _numbers(found.measured)
     if lines.row_count:
         parts.append(lines)
     return Group(*parts)
 
 
-def _finding(finding: Finding, *, told: bool) -> list[RenderableType]:
-    """`told`: the verdict has its words and its fix."""
+def _finding(finding: Finding, *, shown: bool) -> list[RenderableType]:
+    """`shown`: the verdict has its words and its fix."""
     head = Text(f"{MARKS[finding.severity]} ", style=STYLES[finding.severity])
     head.append(safe(finding.words), style="default")
-    parts: list[RenderableType] = [] if told else [head]
-    if finding.fix and not told:
+    parts: list[RenderableType] = [] if shown else [head]
+    if finding.fix and not shown:
         parts.append(Padding(Text(f"try: {safe(finding.fix)}", style="cyan"), (0, 0, 0, 2)))
     if finding.evidence.get("error"):
         parts.append(Padding(Text(safe(str(finding.evidence["error"])), style="dim"), (0, 0, 0, 2)))

@@ -91,7 +91,10 @@ def _with_words(original: Callable[..., Any], rows: dict[str, Old]) -> Callable[
             for word in rows:  # in the table's order
                 if word in given:
                     _translate(rows[word], word, kwargs, stack)
-            return original(*args, **kwargs)
+            made = original(*args, **kwargs)
+        for word in given:  # a call that fails says why, and nothing of newer words
+            use(rows[word])
+        return made
 
     return call
 
@@ -108,7 +111,6 @@ def _translate(old: Old, word: str, arguments: dict[str, Any], stack: ExitStack)
         raise ConfigError(f"{word}=: {old.note}")
     if old.accepts is not None and not any(value is one or value == one for one in old.accepts):
         raise ConfigError(f"{word}={value!r} would have no effect: {old.note}. Leave it out.")
-    use(old)
     if old.to.startswith("agentlightning."):
         context = follow(old)(arguments, value)
         if context is not None:

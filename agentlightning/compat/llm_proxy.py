@@ -22,9 +22,9 @@ from agentlightning.compat.row import Old
 from agentlightning.errors import ConfigError, GatewayError, StoreError
 from agentlightning.gateway import AttemptSummary, Gateway, Provider
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
-from agentlightning.guard import is_local_name
 from agentlightning.keys import ALL_SCOPES, CALLS, PREFIX, new_secret
-from agentlightning.serving import LoopServer
+from agentlightning.net.guard import is_local_name
+from agentlightning.net.server import LoopServer
 from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM, ProxyLLM
 
@@ -303,9 +303,9 @@ class LLMProxy:
         return self._running().bind(resource, rollout_id, attempt_id, scopes)
 
     @property
-    def turned_away(self) -> Mapping[str, int]:
-        """As `Gateway.turned_away`."""
-        return self._running().turned_away
+    def refused_requests(self) -> Mapping[str, int]:
+        """As `Gateway.refused_requests`."""
+        return self._running().refused_requests
 
     async def open_attempt(self, rollout_id: str, attempt_id: str) -> None:
         """As `Gateway.open_attempt`."""

@@ -408,17 +408,17 @@ def _of_verls_workers(
     share, offloads = flat.get(SHARED_ROWS) or 1, [key for key in OFFLOADS if flat.get(key)]
     if settings.get("offload"):
         offloads.remove(OFFLOADS[1])
-    asked = {SHARED_ROWS: {"sequence_parallel": share} if share > 1 else {}}
-    asked |= {key: {"offload": True} for key in offloads}
+    options = {SHARED_ROWS: {"sequence_parallel": share} if share > 1 else {}}
+    options |= {key: {"offload": True} for key in offloads}
     why = None
     if ranks == 1 or settings.get("device") == "cpu":
         why = "the learner is one process, or on CPUs"
     elif flat.get("algorithm.adv_estimator") == "gae":
         why = "verl's workers have no critic"
     if why is not None:
-        ignored |= {key: why for key, options in asked.items() if options}
+        ignored |= {key: why for key, options in options.items() if options}
         return {}
-    return {name: value for options in asked.values() for name, value in options.items()}
+    return {name: value for options in options.values() for name, value in options.items()}
 
 
 def _engine(
@@ -429,13 +429,13 @@ def _engine(
     has_vllm: Callable[[], bool],
 ) -> None:
     """What samples: vLLM on one GPU, where it was asked for and is there; else this package's engine, which is said."""
-    asked = [key for key in (ENGINE, SHARE) if flat.get(key) is not None]
-    if flat.get(ENGINE, "vllm") != "vllm" or not asked:
-        ignored |= dict.fromkeys(asked, "this package's engine samples")
+    keys = [key for key in (ENGINE, SHARE) if flat.get(key) is not None]
+    if flat.get(ENGINE, "vllm") != "vllm" or not keys:
+        ignored |= dict.fromkeys(keys, "this package's engine samples")
     elif settings.get("backend") == "ray" or settings.get("ranks", 1) > 1:
-        ignored |= dict.fromkeys(asked, "with several ranks this package's engine samples, unless GRPO says otherwise")
+        ignored |= dict.fromkeys(keys, "with several ranks this package's engine samples, unless GRPO says otherwise")
     elif settings.get("device") == "cpu" or not gpus() or not has_vllm():
-        ignored |= dict.fromkeys(asked, "there is no GPU or no vLLM here: this package's engine samples")
+        ignored |= dict.fromkeys(keys, "there is no GPU or no vLLM here: this package's engine samples")
     else:
         share = {} if flat.get(SHARE) is None else {"gpu_memory_utilization": float(flat[SHARE])}
         settings |= {"backend": "vllm", "backend_options": share}
@@ -443,12 +443,12 @@ def _engine(
 
 def _cut_layers(flat: Mapping[str, Any], settings: dict[str, Any], ignored: dict[str, str]) -> None:
     """Ranks that share layers, once it is known how many there are."""
-    asked = flat.get(CUT_LAYERS) or 1
+    layers = flat.get(CUT_LAYERS) or 1
     on_verl = {"offload", "sequence_parallel"} & set(settings.get("backend_options", {}))
-    if asked > 1 and (on_verl or settings.get("ranks", 1) % asked):
+    if layers > 1 and (on_verl or settings.get("ranks", 1) % layers):
         ignored[CUT_LAYERS] = "verl's workers keep layers whole" if on_verl else "the ranks are no multiple of it"
-    elif asked > 1:
-        settings["tensor_parallel"] = asked
+    elif layers > 1:
+        settings["tensor_parallel"] = layers
 
 
 def _bound(flat: Mapping[str, Any], settings: dict[str, Any]) -> list[str]:

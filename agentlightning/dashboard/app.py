@@ -28,7 +28,7 @@ from agentlightning.dashboard.diagnoses import Diagnoses
 from agentlightning.dashboard.news import News
 from agentlightning.dashboard.plain import as_json
 from agentlightning.errors import NotFoundError, StoreError
-from agentlightning.guard import is_local_name
+from agentlightning.net.guard import is_local_name
 from agentlightning.store import LightningStoreServer
 from agentlightning.store.http.server import DEFAULT_PORT, PAGES
 from agentlightning.store.sql import SqlLightningStore
@@ -135,7 +135,7 @@ class Dashboard:
         if refusal is not None:
             return refusal
         headers = {**_HEADERS, "cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(self._news.told(), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(self._news.stream(), media_type="text/event-stream", headers=headers)
 
     async def _unknown(self, request: Request) -> Response:
         return self._refusal(request) or _problem(404, "There is nothing at this address of the dashboard.")

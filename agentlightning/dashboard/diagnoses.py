@@ -51,7 +51,7 @@ class Diagnoses:
             decode = None if texts is None else texts.whole
             found = await asyncio.to_thread(diagnose, await gather(self._store, run), decode)
             took = time.monotonic() - began
-            kept = Diagnosed(state, _told(found), began + took / self._share)
+            kept = Diagnosed(state, _as_json(found), began + took / self._share)
             self._kept = {**dict(list(self._kept.items())[-MOST_KEPT:]), run.run_id: kept}
             return kept.answer
 
@@ -61,7 +61,7 @@ class Diagnoses:
         return run.status, last[0].event_id if last else None, rollouts
 
 
-def _told(found: Diagnosis) -> Any:
+def _as_json(found: Diagnosis) -> Any:
     """The diagnosis as JSON, with the numbers that have a title as a list of their own."""
     numbers = found.measured
     listed = [

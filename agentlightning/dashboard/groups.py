@@ -87,9 +87,9 @@ def parting(one: Episode, other: Episode, texts: Texts | None) -> dict[str, Any]
                 "call": number,
                 "position": at,
                 "in_prompt": False,
-                "before": _told(left[max(0, at - AROUND) : at], texts),
-                "one": _told(left[at : at + AROUND], texts),
-                "other": _told(right[at : at + AROUND], texts),
+                "before": _texts(left[max(0, at - AROUND) : at], texts),
+                "one": _texts(left[at : at + AROUND], texts),
+                "other": _texts(right[at : at + AROUND], texts),
             }
     return None
 
@@ -100,5 +100,5 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
     return None if at == len(a) == len(b) else at
 
 
-def _told(ids: Sequence[int], texts: Texts | None) -> Sequence[str]:
+def _texts(ids: Sequence[int], texts: Texts | None) -> Sequence[str]:
     return [f"⟨{token}⟩" for token in ids] if texts is None else texts(ids)

@@ -37,7 +37,7 @@ class News:
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
 
-    async def told(self) -> AsyncIterator[bytes]:
+    async def stream(self) -> AsyncIterator[bytes]:
         """The stream of one page: what is so now, and again whenever it is otherwise."""
         if self._closed or self._pages >= MOST_PAGES:
             yield b"event: full\ndata: {}\n\n"
@@ -45,13 +45,13 @@ class News:
         self._pages += 1
         if self._looking is None:
             self._looking = asyncio.create_task(self._look())
-        told: dict[str, Any] | None = None
+        sent: dict[str, Any] | None = None
         try:
-            while not self._closed or self._state is not told:
-                if self._state is not told:
-                    told = self._state
-                    yield b"data: " + as_json(told) + b"\n\n"
-                if not await self._wait(told):
+            while not self._closed or self._state is not sent:
+                if self._state is not sent:
+                    sent = self._state
+                    yield b"data: " + as_json(sent) + b"\n\n"
+                if not await self._wait(sent):
                     yield b": still here\n\n"
         finally:
             self._pages -= 1
@@ -59,11 +59,11 @@ class News:
                 self._looking.cancel()
                 self._looking = None
 
-    async def _wait(self, told: dict[str, Any] | None) -> bool:
+    async def _wait(self, sent: dict[str, Any] | None) -> bool:
         """False if nothing changed for a while."""
         try:
             async with asyncio.timeout(ALIVE_SECONDS), self._changed:
-                await self._changed.wait_for(lambda: self._closed or self._state is not told)
+                await self._changed.wait_for(lambda: self._closed or self._state is not sent)
         except TimeoutError:
             return False
         return True

@@ -61,9 +61,9 @@ async def listed(store: SqlLightningStore, request: Request) -> Any:
 
 async def rewards(store: SqlLightningStore, request: Request) -> Any:
     """The lowest and the highest reward of a run's rollouts, which colours are relative to; None: there is none."""
-    asked: dict[str, Any] = {"run_id_in": [request.path_params["run_id"]], "sort_by": "reward", "limit": 1}
-    lowest = await store.list_rollouts(**asked, sort_order="asc", reward_min=-sys.float_info.max)
-    highest = await store.list_rollouts(**asked, sort_order="desc", reward_min=-sys.float_info.max)
+    query: dict[str, Any] = {"run_id_in": [request.path_params["run_id"]], "sort_by": "reward", "limit": 1}
+    lowest = await store.list_rollouts(**query, sort_order="asc", reward_min=-sys.float_info.max)
+    highest = await store.list_rollouts(**query, sort_order="desc", reward_min=-sys.float_info.max)
     return {"low": lowest[0].reward if len(lowest) else None, "high": highest[0].reward if len(highest) else None}
 
 
@@ -99,7 +99,7 @@ def _in_list(one: ListedRollout) -> dict[str, Any]:
 async def one(store: SqlLightningStore, request: Request) -> Any:
     """The rollout with all attempts, and one attempt's conversation and spans."""
     rollout_id = request.path_params["rollout_id"]
-    rollout, attempts, attempt = await asked_for(store, request)
+    rollout, attempts, attempt = await requested(store, request)
     page = None
     if attempt is not None:
         page = await store.query_spans(rollout_id, attempt.attempt_id, limit=MOST_SPANS)
@@ -158,7 +158,7 @@ async def run_name(store: SqlLightningStore, run_id: str | None) -> str | None:
     return run_id if run is None else name_of(run)
 
 
-async def asked_for(store: SqlLightningStore, request: Request) -> tuple[Rollout, list[Attempt], Attempt | None]:
+async def requested(store: SqlLightningStore, request: Request) -> tuple[Rollout, list[Attempt], Attempt | None]:
     """The rollout that a request names, its attempts, and the one of them that is meant."""
     rollout_id = request.path_params["rollout_id"]
     rollout = await store.get_rollout_by_id(rollout_id)

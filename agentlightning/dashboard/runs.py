@@ -33,13 +33,13 @@ async def listed(store: SqlLightningStore, request: Request) -> Any:
     live = request.app.state.live
     here = [_in_list(_head(run, live), run.settings, curve) for run, curve in zip(found, curves, strict=True)]
     known = {run.run_id for run in found}
-    beside = [run for run_id, run in (await _beside(request)).items() if run_id not in known]
-    others = [_in_list(_head_beside(run), run["settings"], curve_of(run["rows"])) for run in beside]
+    in_folder = [run for run_id, run in (await _in_folder(request)).items() if run_id not in known]
+    others = [_in_list(_head_in_folder(run), run["settings"], curve_of(run["rows"])) for run in in_folder]
     everything = sorted(here + others, key=lambda run: run["start_time"], reverse=True)
     return {"runs": everything[:MOST_RUNS], "total": found.total + len(others)}
 
 
-async def _beside(request: Request) -> dict[str, dict[str, Any]]:
+async def _in_folder(request: Request) -> dict[str, dict[str, Any]]:
     return await asyncio.to_thread(neighbours, request.app.state.folder)
 
 
@@ -78,7 +78,7 @@ def name_of(run: Run) -> str:
     return Path(str(run.state.get("run_dir") or "")).name or run.run_id
 
 
-def _head_beside(run: dict[str, Any]) -> dict[str, Any]:
+def _head_in_folder(run: dict[str, Any]) -> dict[str, Any]:
     head = {name: value for name, value in run.items() if name not in ("rows", "settings")}
     return {**head, "steps": run["settings"].get("steps")}
 
@@ -88,8 +88,8 @@ async def one(store: SqlLightningStore, request: Request) -> Any:
     run = await store.get_run_by_id(run_id)
     if run is not None:
         return {**_head(run, request.app.state.live), "settings": shown(run.settings)}
-    if (beside := (await _beside(request)).get(run_id)) is not None:
-        return {**_head_beside(beside), "settings": shown(beside["settings"])}
+    if (found := (await _in_folder(request)).get(run_id)) is not None:
+        return {**_head_in_folder(found), "settings": shown(found["settings"])}
     raise NotFoundError("There is no such run in this store. The list of runs shows those there are.")
 
 
@@ -98,7 +98,7 @@ async def steps(store: SqlLightningStore, request: Request) -> Any:
     run_id, first = request.path_params["run_id"], number(request, "from") or 0
     rows = await steps_of(store, run_id, first)
     if not rows and await store.get_run_by_id(run_id) is None:
-        rows = [row for row in (await _beside(request)).get(run_id, {}).get("rows", ()) if row["step"] >= first]
+        rows = [row for row in (await _in_folder(request)).get(run_id, {}).get("rows", ()) if row["step"] >= first]
     return {"steps": rows, "metrics": described(rows)}
 
 

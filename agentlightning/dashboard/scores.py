@@ -15,7 +15,7 @@ from typing import Any
 from starlette.requests import Request
 
 from agentlightning.algorithm.checkpoint import list_checkpoints, model_path, read_checkpoint
-from agentlightning.dashboard.rollouts import asked_for
+from agentlightning.dashboard.rollouts import requested
 from agentlightning.errors import ConfigError, StoreError
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import Call, Rollout, Run
@@ -53,7 +53,7 @@ class Scorer:
 async def of_rollout(store: SqlLightningStore, request: Request) -> Any:
     """Of an attempt; or the reason why not."""
     rollout_id = request.path_params["rollout_id"]
-    rollout, _, attempt = await asked_for(store, request)
+    rollout, _, attempt = await requested(store, request)
     run = await store.get_run_by_id(rollout.run_id) if rollout.run_id else None
     if run is None or attempt is None:
         return _refused("It belongs to no run, so nobody knows whose weights to ask.")
@@ -79,8 +79,8 @@ def _refused(reason: str) -> dict[str, Any]:
 
 def _checkpoint_after(run: Run, rollout: Rollout, folder: Path | None) -> Path | None:
     """The first kept checkpoint that has learned from the rollout, else the last one."""
-    told = Path(str(run.state.get("run_dir") or ""))
-    places = [told, *([folder / told.name] if folder is not None else [])]
+    run_dir = Path(str(run.state.get("run_dir") or ""))
+    places = [run_dir, *([folder / run_dir.name] if folder is not None else [])]
     kept = next((found for place in places if (found := list_checkpoints(place))), [])
     step = rollout.metadata.get("step")
     for checkpoint in kept:
@@ -94,7 +94,7 @@ def _checkpoint_after(run: Run, rollout: Rollout, folder: Path | None) -> Path |
 
 async def _computed(weights: Path, calls: Sequence[Call], run: Run) -> Mapping[str, Any]:
     """What the process says. Raises StoreError with its last words where it fails or takes too long."""
-    asked = {
+    request = {
         "model": str(weights),
         "dtype": str(run.settings.get("dtype") or "float32"),
         "device": str(run.settings.get("device") or "auto"),
@@ -110,7 +110,7 @@ async def _computed(weights: Path, calls: Sequence[Call], run: Run) -> Mapping[s
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", _MODULE, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
-        answer, complaint = await asyncio.wait_for(process.communicate(json.dumps(asked).encode()), SECONDS)
+        answer, complaint = await asyncio.wait_for(process.communicate(json.dumps(request).encode()), SECONDS)
     except TimeoutError:
         raise StoreError(f"It took more than {SECONDS:g} s and was given up.") from None
     finally:

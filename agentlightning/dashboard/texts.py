@@ -70,8 +70,10 @@ async def texts_of(store: SqlLightningStore, run_id: str | None) -> tuple[Texts 
 
 def branches(rollout: Rollout, calls: Sequence[Call], texts: Texts | None) -> dict[str, dict[str, Any]]:
     """Calls that left a known history, by id: where, why, what differs first, and what to change."""
-    told = {c.info.call_id: msgspec.to_builtins(c.info.divergence) for c in calls if c.info.divergence is not None}
+    divergences = {
+        c.info.call_id: msgspec.to_builtins(c.info.divergence) for c in calls if c.info.divergence is not None
+    }
     for one in find_breaks([Episode(rollout, None, None, calls)], None if texts is None else texts.whole):
         said = {name: getattr(one, name) for name in ("position", "tokens_lost", "cause", "before", "was", "now")}
-        told[one.call_id] = {**said, "advice": one.advice}
-    return told
+        divergences[one.call_id] = {**said, "advice": one.advice}
+    return divergences

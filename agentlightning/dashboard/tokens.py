@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 
 from agentlightning.dashboard.advantages import advantages_of
-from agentlightning.dashboard.rollouts import asked_for
+from agentlightning.dashboard.rollouts import requested
 from agentlightning.dashboard.texts import Texts, branches, texts_of
 from agentlightning.store.operations.codec import decode
 from agentlightning.store.operations.segments import SegmentRow
@@ -24,7 +24,7 @@ MOST_TOKENS = 200_000
 async def of_rollout(store: SqlLightningStore, request: Request) -> Any:
     """The segments of an attempt in the order of their parents, and the calls that end in them."""
     rollout_id = request.path_params["rollout_id"]
-    rollout, _, attempt = await asked_for(store, request)
+    rollout, _, attempt = await requested(store, request)
     table = await store.fetch_calls([rollout_id], latest_attempt_only=False)
     rows = table.segments.get(attempt.attempt_id, []) if attempt else []
     infos = [

@@ -93,14 +93,14 @@ def find_breaks(episodes: Sequence[Episode], decode: Decode | None = None) -> li
         earlier: list[Call] = []
         for call in e.calls:
             if call.info.divergence is not None and call.info.divergence.cause != "new_conversation":
-                beside = _nearest(call, [c for c in earlier if c.info.policy == call.info.policy])
-                if beside is not None:
-                    found.append(_explain(call, beside, decode, apart=_is_beside(call, beside, e.calls)))
+                left = _nearest(call, [c for c in earlier if c.info.policy == call.info.policy])
+                if left is not None:
+                    found.append(_explain(call, left, decode, apart=_is_another_conversation(call, left, e.calls)))
             earlier.append(call)
     return found
 
 
-def _is_beside(call: Call, left: Call, calls: Sequence[Call]) -> bool:
+def _is_another_conversation(call: Call, left: Call, calls: Sequence[Call]) -> bool:
     """Whether a call is of a conversation beside the one it left: another agent's, or one that goes on afterwards."""
     ours, theirs = call.info.agent, left.info.agent
     if ours is not None and theirs is not None and ours != theirs:
@@ -207,9 +207,9 @@ def common(a: Int32Array, b: Int32Array) -> int:
     return int(differ[0]) if len(differ) else n
 
 
-def _explain(call: Call, beside: Call, decode: Decode | None, *, apart: bool) -> Break:
+def _explain(call: Call, left: Call, decode: Decode | None, *, apart: bool) -> Break:
     assert call.info.divergence is not None
-    whole = _whole(beside)
+    whole = _whole(left)
     at = common(whole, call.prompt_ids)
     was, now, before = "", "", ""
     cause = _KNOWN.get(call.info.divergence.cause, "history_edited")
@@ -224,7 +224,7 @@ def _explain(call: Call, beside: Call, decode: Decode | None, *, apart: bool) ->
     return Break(
         rollout_id=call.info.rollout_id,
         call_id=call.info.call_id,
-        after_call_id=beside.info.call_id,
+        after_call_id=left.info.call_id,
         cause=cause,
         position=at,
         tokens_lost=max(call.info.divergence.tokens_lost, min(len(whole), len(call.prompt_ids)) - at),
@@ -239,20 +239,20 @@ _PERHAPS_APART = ("system_prompt_changed", "history_edited", "compaction", "tool
 """What a conversation of its own looks like beside the one that it shares its beginning with."""
 
 
-def _cause(told: str, before: str, was: str, now: str, around: tuple[str, str]) -> str:
+def _cause(known: str, before: str, was: str, now: str, around: tuple[str, str]) -> str:
     """What the texts say beyond what the gateway could know."""
-    if told in ("tools_changed", "template_changed", "context_cleared", "cut_to_fit", "compaction"):
-        return told
-    if was.startswith("<think>") or (told == "reasoning_stripped"):
+    if known in ("tools_changed", "template_changed", "context_cleared", "cut_to_fit", "compaction"):
+        return known
+    if was.startswith("<think>") or (known == "reasoning_stripped"):
         return "reasoning_stripped"
     width = min(len(was), len(now))
     if was[:width] == now[:width] and width:
         return "tokenizer_seam"
-    if differ_by_clock(before, was, now) or (told == "system_prompt_changed" and _differ_in_one_word(*around)):
+    if differ_by_clock(before, was, now) or (known == "system_prompt_changed" and _differ_in_one_word(*around)):
         return "clock"
     if _same_json(*around):
         return "tool_json"
-    return told
+    return known
 
 
 def differ_by_clock(before: str, was: str, now: str) -> bool:

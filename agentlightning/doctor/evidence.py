@@ -44,7 +44,7 @@ class Evidence:
     """All spans of the latest attempt of some of them, by rollout id."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     run: Run | None = None
-    turned_away: Mapping[str, int] = field(default_factory=dict)
+    refused_requests: Mapping[str, int] = field(default_factory=dict)
     """Requests to the gateway that belonged to no attempt, by why they were refused."""
 
     earlier_errors: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -61,8 +61,8 @@ class Evidence:
     @cached_property
     def masked(self) -> list[Episode]:
         """Rollouts that the update leaves out because of how they ended."""
-        told = {Outcome(name): use for name, use in dict(self.settings.get("outcome_use") or {}).items()}
-        uses = {**OUTCOME_USE, **told}
+        chosen = {Outcome(name): use for name, use in dict(self.settings.get("outcome_use") or {}).items()}
+        uses = {**OUTCOME_USE, **chosen}
         return [e for e in self.episodes if uses[e.outcome] == "mask"]
 
     @cached_property

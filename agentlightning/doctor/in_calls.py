@@ -183,8 +183,8 @@ def _left_out(evidence: Evidence) -> Iterator[Finding]:
 def _temperature(evidence: Evidence) -> Iterator[Finding]:
     """Agents that ask for another temperature than training samples at."""
     calls = [c for e in evidence.episodes for c in e.calls if c.info.trained]
-    asked = [(c.info.asked["temperature"], c.info.temperature) for c in calls if "temperature" in c.info.asked]
-    other = [(wanted, used) for wanted, used in asked if abs(wanted - used) > 0.01]
+    temperatures = [(c.info.asked["temperature"], c.info.temperature) for c in calls if "temperature" in c.info.asked]
+    other = [(wanted, used) for wanted, used in temperatures if abs(wanted - used) > 0.01]
     if len(other) >= 0.5 * len(calls) and other:
         (wanted, used), _ = Counter(other).most_common(1)[0]
         yield note(

@@ -21,7 +21,7 @@ from agentlightning.doctor.evidence import Evidence
 from agentlightning.models import KNOWS, examples_first
 from agentlightning.types import Outcome
 from agentlightning.types.finding import Finding, note, problem, share, warning
-from agentlightning.types.names import ELSEWHERE
+from agentlightning.types.names import OTHER_ENDPOINT
 
 MANY, MOST = 0.2, 0.5
 """Shares of rollouts from which on something is worth a word, or stands in the way of training."""
@@ -31,7 +31,7 @@ SELECTING = ("train_agents", "train_prompts")
 _NO_REWARD = ("emitted no reward", "posted no reward")
 _NO_NUMBER = "must be a finite number"
 _TOO_LONG = ("did not fit the context", "prompt is too long", "maximum context length")
-_AWAY = ("Its client talks to another address", "NotFoundError", "APIConnectionError", "ConnectError")
+_OTHER_ENDPOINT_ERRORS = ("Its client talks to another address", "NotFoundError", "APIConnectionError", "ConnectError")
 
 
 def rollout_findings(evidence: Evidence) -> Iterator[Finding]:
@@ -88,12 +88,12 @@ def _calls(evidence: Evidence) -> Iterator[Finding]:
     """Did the agent ask the model, and were its calls recorded with their tokens?"""
     if evidence.provider:
         return
-    heard = [e for e in evidence.episodes if e.good or e.refused or _asked_elsewhere(e)]
+    heard = [e for e in evidence.episodes if e.good or e.refused or _called_other_endpoint(e)]
     calls = [c for e in heard for c in e.calls]
     if heard and not calls:
-        elsewhere = _elsewhere(evidence, heard)
-        if elsewhere:
-            where, client, told = elsewhere
+        endpoint = _other_endpoint(evidence, heard)
+        if endpoint:
+            where, client, episodes = endpoint
             yield problem(
                 "calls_not_captured",
                 f"The agent's client{f' ({client})' if client else ''} asks a model at {where}, not the one in "
@@ -102,12 +102,12 @@ def _calls(evidence: Evidence) -> Iterator[Finding]:
                 "model=llm.model.",
                 address=where,
                 client=client,
-                rollouts=ids(told),
+                rollouts=ids(episodes),
             )
         else:
-            found = unheard(heard, evidence.turned_away)
-            away = next((first_line(e) for e in heard if _asked_elsewhere(e)), "")
-            said = f"{found.words} It said: {away}" if away and found.code == "never_called" else found.words
+            found = unheard(heard, evidence.refused_requests)
+            error = next((first_line(e) for e in heard if _called_other_endpoint(e)), "")
+            said = f"{found.words} It said: {error}" if error and found.code == "never_called" else found.words
             yield replace(found, words=said)
         return
     yield from _answers_kept(heard)
@@ -138,13 +138,13 @@ def _answers_kept(heard: Sequence[Episode]) -> Iterator[Finding]:
         )
 
 
-def _elsewhere(evidence: Evidence, episodes: Sequence[Episode]) -> tuple[str, str, list[Episode]] | None:
+def _other_endpoint(evidence: Evidence, episodes: Sequence[Episode]) -> tuple[str, str, list[Episode]] | None:
     """Which other address the agent's model calls went to, by which client, and in which rollouts."""
     seen: list[tuple[str, str, Episode]] = []
     for e in episodes:
         for span in evidence.spans.get(e.rollout.rollout_id, ()):
             a = span.attributes
-            if span.name == ELSEWHERE:
+            if span.name == OTHER_ENDPOINT:
                 seen.append((str(a["url.full"]), str(a.get("user_agent.original", "")), e))
             elif a.get("gen_ai.operation.name") == "chat" and a.get("error.type") != "refused":
                 seen.append((str(a.get("server.address") or a.get("gen_ai.provider.name") or "another place"), "", e))
@@ -154,9 +154,9 @@ def _elsewhere(evidence: Evidence, episodes: Sequence[Episode]) -> tuple[str, st
     return where, client, [e for _, _, e in seen]
 
 
-def _asked_elsewhere(episode: Episode) -> bool:
+def _called_other_endpoint(episode: Episode) -> bool:
     error = (episode.attempt and episode.attempt.error) or ""
-    return not episode.good and any(words in error for words in _AWAY)
+    return not episode.good and any(words in error for words in _OTHER_ENDPOINT_ERRORS)
 
 
 def _truncated(evidence: Evidence) -> Iterator[Finding]:

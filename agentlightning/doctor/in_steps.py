@@ -73,8 +73,8 @@ def recent(evidence: Evidence, name: str) -> float | None:
 
 def _not_finite(evidence: Evidence) -> Iterator[Finding]:
     for name in ("loss", "grad_norm", "entropy", "kl_old"):
-        told = [value for step in evidence.steps for key, value in step.items() if key.split("/")[-1] == name]
-        if any(value is None or not math.isfinite(value) for value in told):  # a store keeps NaN as null
+        values = [value for step in evidence.steps for key, value in step.items() if key.split("/")[-1] == name]
+        if any(value is None or not math.isfinite(value) for value in values):  # a store keeps NaN as null
             yield problem(
                 "not_finite",
                 f"The metric {name} became infinite or NaN.",

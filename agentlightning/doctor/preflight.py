@@ -20,7 +20,7 @@ MEANINGLESS = frozenset(
 """Findings with which nothing can be learned, whatever comes later."""
 OF_ALL = frozenset({"prompts_too_long", "no_reward", "reward_not_finite"})
 """The same, if they are of all rollouts."""
-_TOLD_OTHERWISE = frozenset(
+_WATCHED_OVER_STEPS = frozenset(
     {"rollouts_fail", "rewards_reach_nobody", "nothing_ran", "too_easy", "too_hard", "no_variance", "constant_reward"}
 )
 """Watched by the algorithm over several steps, which may have a rare success."""
@@ -30,6 +30,6 @@ def objections(episodes: Sequence[Episode], settings: Mapping[str, Any]) -> Iter
     """What speaks against learning from a step's rollouts, and whether it makes training meaningless."""
     evidence = Evidence(episodes=episodes, settings=settings)
     for finding in (*rollout_findings(evidence), *text_findings(evidence)):
-        if finding.code not in _TOLD_OTHERWISE and finding.severity != "note":
+        if finding.code not in _WATCHED_OVER_STEPS and finding.severity != "note":
             of_all = finding.code in OF_ALL and finding.evidence["affected"] == len(episodes)
             yield Objection(finding, refuses=finding.code in MEANINGLESS or of_all)

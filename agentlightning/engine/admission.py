@@ -19,7 +19,7 @@ class Admission:
         self._slots = slots
         self._held_back = 0
 
-    def room(self, running: int) -> tuple[int, int]:
+    def places(self, running: int) -> tuple[int, int]:
         """How many more requests may start: of anyone, and of owners of whom none is running.
 
         The second is more when one owner holds many: a few places are beyond their reach, so that nobody waits for the
@@ -37,9 +37,9 @@ class Admission:
         A prefill costs part of a step, however few tokens it computes; a request held back for a step costs its share
         of that step. So they are held until the second sum reaches the first; not where one owner holds many places.
         """
-        room, room_for_new = self.room(running)
-        self._held_back += min(waiting, max(room, room_for_new))
-        if self._held_back < running * PREFILL_COST and room == room_for_new:
+        places, places_for_new = self.places(running)
+        self._held_back += min(waiting, max(places, places_for_new))
+        if self._held_back < running * PREFILL_COST and places == places_for_new:
             return False
         self._held_back = 0
         return True

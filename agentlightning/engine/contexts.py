@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from agentlightning.engine.block_pool import BlockBudget
 from agentlightning.engine.kv_cache import DoesNotFit, KVShape, probe
 from agentlightning.engine.limits import slot_count
 from agentlightning.engine.own_cache import OwnCacheModel, RecomputedModel
-from agentlightning.engine.room import BlockBudget
 from agentlightning.engine.slot_model import SlotModel
 from agentlightning.errors import ModelError
 from agentlightning.models.memory import cache_bytes

@@ -121,12 +121,12 @@ class RequestQueue:
             del self._by_owner[owner]
             self._forget_if_gone(owner)
 
-    def pop(self, policies: Collection[str], room: int, room_for_new: int) -> Request | None:
+    def pop(self, policies: Collection[str], places: int, places_for_new: int) -> Request | None:
         """The next request of these policies, which counts as running from now on.
 
         With so much room for anyone, and so much for owners of whom nothing is running; None if nobody fits.
         """
-        fits = [o for o in self._by_owner if room > 0 or (room_for_new > 0 and not self.running[o])]
+        fits = [o for o in self._by_owner if places > 0 or (places_for_new > 0 and not self.running[o])]
         found = [owner for owner in fits if owner[0] in policies]
         if not found:
             return None

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentlightning.engine.admission import Admission
 from agentlightning.engine.base import Chunk, EngineInfo
+from agentlightning.engine.block_pool import BlockPool
 from agentlightning.engine.contexts import cache_budget, make_contexts
 from agentlightning.engine.events import POLICY, Ended, Event, Failed, PartialSample, Request
 from agentlightning.engine.grammar import Grammars
@@ -31,7 +32,6 @@ from agentlightning.engine.limits import check_bias, check_end_ids, check_engine
 from agentlightning.engine.pieces import of_like_length, piece_tokens, scored_tokens
 from agentlightning.engine.policies import Adapters, Policies
 from agentlightning.engine.queue import RequestQueue
-from agentlightning.engine.room import Room
 from agentlightning.engine.running import Columns, Running, TokenCounters, allowed_tokens, own_draws, sampled, shifts
 from agentlightning.engine.sampler import Draw, RowSettings, draw
 from agentlightning.engine.slot_model import SlotModel
@@ -101,9 +101,9 @@ class TorchEngine:
         self._running: dict[int, Running] = {}
         self._by_slot: list[Running | None] = [None] * slots
         self._slots = Slots(slots, self._model.capacity, cuts=self.contexts.cuts, reuses=self.contexts.continues)
-        self._memory: Room | None = None
+        self._memory: BlockPool | None = None
         if self.contexts.budget is not None and isinstance(self._model, SlotModel):
-            self._memory = Room(self._model.cache, self._slots, self.contexts.budget)
+            self._memory = BlockPool(self._model.cache, self._slots, self.contexts.budget)
         self._columns = Columns.of(slots)
         self._logprobs = np.zeros(self._slots.tokens.shape, dtype=np.float32)
         self._plain_logprobs = np.zeros(self._slots.tokens.shape, dtype=np.float32)
@@ -139,7 +139,7 @@ class TorchEngine:
         """Whether a step has anything to do."""
         return bool(self._running or self.waiting)
 
-    def asked_of(self, policy: str) -> tuple[int, int]:
+    def load_of(self, policy: str) -> tuple[int, int]:
         """How many of a policy's requests are being computed, and how many wait."""
         running = sum(running.request.policy == policy for running in self._running.values())
         return running, sum(request.policy == policy for request in self._queue.requests())
@@ -165,8 +165,8 @@ class TorchEngine:
         """Drop every request of these policies (None: of all) and what is cached for them; returns the requests' ids.
         For the state after a failed step."""
         names = self.policies.names if policies is None else policies
-        asked = [*(running.request for running in self._running.values()), *self._queue.requests()]
-        ids = [request.request_id for request in asked if request.policy in names]
+        requests = [*(running.request for running in self._running.values()), *self._queue.requests()]
+        ids = [request.request_id for request in requests if request.policy in names]
         for request_id in ids:
             self.abort(request_id)
         self._forget_contexts(names)
@@ -216,7 +216,7 @@ class TorchEngine:
         if self._queue.compiling or any(running.request.policy not in held for running in self._running.values()):
             return True
         waiting = self._queue.count([name for name in admitted if name not in held])
-        return waiting > 0 and max(self._admission.room(self.running)) > 0
+        return waiting > 0 and max(self._admission.places(self.running)) > 0
 
     def step(self, *, admit: bool | Collection[str] = True, held: Collection[str] = ()) -> list[Event]:
         """Compute the next token of every running request.
@@ -260,7 +260,7 @@ class TorchEngine:
             return
         passed_over: list[Request] = []
         while len(passed_over) < self.max_concurrency:
-            request = self._queue.pop(admitted, *self._admission.room(self.running))
+            request = self._queue.pop(admitted, *self._admission.places(self.running))
             if request is None:
                 break
             scored = request.params.prompt_logprobs is not None  # of tokens that are not computed nothing is known
@@ -397,10 +397,10 @@ class TorchEngine:
         """Draw the next token of these slots, write it down, and look at those requests where something happens."""
         columns = self._columns
         settings = RowSettings(*(c[rows] for c in (columns.temperature, columns.top_k, columns.top_p, columns.min_p)))
-        asked = [self._by_slot[slot] for slot in rows.tolist()]
-        allowed = allowed_tokens(asked, columns.constrained[rows])
-        numbers = own_draws(asked, self.policies.draws(self._slots.policy[rows]))
-        moved = shifts(asked, columns.shifted[rows], self._slots, self._is_eos)
+        sampled = [self._by_slot[slot] for slot in rows.tolist()]
+        allowed = allowed_tokens(sampled, columns.constrained[rows])
+        numbers = own_draws(sampled, self.policies.draws(self._slots.policy[rows]))
+        moved = shifts(sampled, columns.shifted[rows], self._slots, self._is_eos)
         drawn = draw(logits_BV, settings, numbers, allowed, moved, columns.keeps[rows])
         at = (rows, self._slots.length[rows])
         self._slots.tokens[at] = drawn.ids
@@ -413,7 +413,7 @@ class TorchEngine:
         is_wrong = ~np.isfinite(drawn.plain_logprobs)
         streamed: list[int] = []
         for index in np.flatnonzero(is_over | is_wrong | columns.watched[rows]).tolist():
-            running = asked[index]
+            running = sampled[index]
             assert running is not None, rows[index]
             if is_wrong[index]:
                 self._fail(running, _DIVERGED)

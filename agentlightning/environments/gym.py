@@ -126,7 +126,7 @@ class GymEnvironment(Environment):
         return self._actions.read(answer)
 
     @property
-    def asked(self) -> str:
+    def instruction(self) -> str:
         """What the actions are, in a sentence."""
         return self._actions.said
 
@@ -157,7 +157,7 @@ class _GymEpisode(PlayedEpisode):
     async def act(self, answer: str) -> ActionResult:
         action = self._environment.action(answer)
         if action is None:
-            return ActionResult(f"That names no action. {self._environment.asked}", 0.0, over=False, taken=False)
+            return ActionResult(f"That names no action. {self._environment.instruction}", 0.0, over=False, taken=False)
         with _failures():
             observation, reward, terminated, truncated, _ = await asyncio.to_thread(self._made.step, action)
             over = bool(terminated or truncated)

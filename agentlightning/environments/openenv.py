@@ -30,7 +30,7 @@ from agentlightning.environments.foreign import module_path
 from agentlightning.environments.playing import ActionResult, PlayedEpisode, Player, last_number, seeds_of
 from agentlightning.errors import ConfigError, ExecutorError
 from agentlightning.litagent.program import base_environment
-from agentlightning.outgoing import http_session
+from agentlightning.net.outgoing import http_session
 
 _FULL = "CAPACITY_REACHED"
 _WAIT_SECONDS = 120.0

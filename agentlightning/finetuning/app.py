@@ -39,9 +39,9 @@ from agentlightning.gateway.dialects.base import openai_error
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.serving.ahead import ReadAhead, replayed
 from agentlightning.gateway.serving.http import DisconnectedError, api_key, headers_of, send_json, with_request_id
-from agentlightning.guard import is_local_name
 from agentlightning.keys import not_empty
-from agentlightning.serving import ConnectionLimits, LoopServer
+from agentlightning.net.guard import is_local_name
+from agentlightning.net.server import ConnectionLimits, LoopServer
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class TrainingServer:
         self._tinker = application(self.tinker, self.keys)
         self.catalog.saved = self.tinker.saved
         self.tinker.on_delete = lambda folder: self.pool.forget_below(folder)
-        self.jobs.check_checkpoints = self.tinker.archive.check_room = self._check_checkpoints
+        self.jobs.check_checkpoints = self.tinker.archive.check_quota = self._check_checkpoints
         self._ahead = ReadAhead()
         self._own_keys: dict[str, str] = {}
         self._routes = Starlette(

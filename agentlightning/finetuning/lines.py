@@ -117,12 +117,12 @@ def _pair(line: Mapping[str, Any]) -> dict[str, Any]:
     _refuse_others(line, _OF_PAIR)
     if not isinstance(line.get("input"), Mapping):
         raise ConfigError('"input" is to hold the messages of the conversation.')
-    asked = line["input"]
-    _refuse_others(asked, _OF_CHAT)
-    pair = {**line, "input": _with_tools(asked)}
+    prompt = line["input"]
+    _refuse_others(prompt, _OF_CHAT)
+    pair = {**line, "input": _with_tools(prompt)}
     messages, _, *outputs = pair_of(pair)
     for some in (messages, *outputs):
-        _check_calls(some, asked.get("parallel_tool_calls", True))
+        _check_calls(some, prompt.get("parallel_tool_calls", True))
     return pair
 
 

@@ -227,14 +227,14 @@ class Pool:
         """The model, loaded, under its name."""
         loaded = self._loaded.get(base.model)
         if loaded is None:
-            await self._make_room()
+            await self._end_an_idle_one()
             loaded = await self._load(base)
         if self._names.get(base.name) != base.model:
             self._names[base.name] = base.model
             await self._route()
         return loaded
 
-    async def _make_room(self) -> None:
+    async def _end_an_idle_one(self) -> None:
         while len(self._loaded) >= self._most:
             idle = next((path for path, one in self._loaded.items() if not one.uses), None)
             if idle is None:

@@ -62,7 +62,7 @@ class AttemptSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Why the last call that was refused here was."""
     forwarded: int = 0
     """Answers of other providers."""
-    refused_elsewhere: str | None = None
+    refused_by_provider: str | None = None
     """The last call that another provider refused for good: its key, its model or the request is wrong."""
     lost: str | None = None
     """Why calls that were answered are missing in the store, or may be."""
@@ -165,8 +165,8 @@ class LiveAttempt:
     def mark_rewarded(self) -> None:
         self.summary = msgspec.structs.replace(self.summary, rewarded=True)
 
-    def mark_refused_elsewhere(self, error: str) -> None:
-        self.summary = msgspec.structs.replace(self.summary, refused_elsewhere=error)
+    def mark_refused_by_provider(self, error: str) -> None:
+        self.summary = msgspec.structs.replace(self.summary, refused_by_provider=error)
 
     def mark_infra_error(self, error: str) -> None:
         self.summary = msgspec.structs.replace(self.summary, infra_error=error)

@@ -37,9 +37,9 @@ from agentlightning.gateway.serving.app import GatewayApp
 from agentlightning.gateway.serving.attempt_api import AttemptApi
 from agentlightning.gateway.serving.http import Receive, Scope, Send
 from agentlightning.keys import ALL_SCOPES, SECRET, new_secret, not_empty, sign_attempt_key, sign_url_key
+from agentlightning.net.server import Busy, ConnectionLimits, LoopServer
 from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import Message
-from agentlightning.serving import Busy, ConnectionLimits, LoopServer
 from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM, AttemptStatus, Outcome, ProxyLLM
 from agentlightning.types.ids import random_hex
@@ -326,9 +326,9 @@ class Gateway:
         self._app.warn_with(warn)
 
     @property
-    def turned_away(self) -> Mapping[str, int]:
+    def refused_requests(self) -> Mapping[str, int]:
         """How many requests belonged to no attempt, by why they were refused."""
-        return self._app.turned_away
+        return self._app.refused_requests
 
     @property
     def spent(self) -> dict[str, Spent]:

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from agentlightning.arguments import explained_class
-from agentlightning.backoff import FACTOR
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.exchange import Refusal
+from agentlightning.net.backoff import FACTOR
 
 T = TypeVar("T")
 

@@ -77,11 +77,11 @@ class ValueHead:
 
     def keep(self, hidden_EH: Tensor, returns_E: Tensor) -> None:
         """Take states to learn from at the next step; those whose return is NaN are never asked for and left out."""
-        asked_E = returns_E.isfinite()
-        if not asked_E.any():
+        valued_E = returns_E.isfinite()
+        if not valued_E.any():
             return
-        hidden_EH = hidden_EH.detach()[asked_E].to(self._device, torch.float64)
-        returns_E = returns_E[asked_E].to(self._device, torch.float64)
+        hidden_EH = hidden_EH.detach()[valued_E].to(self._device, torch.float64)
+        returns_E = returns_E[valued_E].to(self._device, torch.float64)
         self._error += float((self.values(hidden_EH) - returns_E).square().sum())
         mean_H, mean_return = hidden_EH.mean(0), float(returns_E.mean())
         centred_EH, apart_E = hidden_EH - mean_H, returns_E - mean_return

@@ -128,19 +128,21 @@ def _add(writer: Any, gguf: Any, name: str, tensor: torch.Tensor, *, short: bool
 
 def _vocabulary(gguf: Any, tokenizer: Any, size: int) -> Iterator[tuple[str, Any]]:
     """What a writer is told of the tokenizer: the name of its `add_…`, and the value."""
-    told = json.loads(tokenizer.backend_tokenizer.to_str())
-    if told["model"]["type"] != "BPE" or not told["model"].get("vocab"):
-        raise ModelError(f"A tokenizer of type {told['model']['type']} cannot be written as GGUF here. {_ADVICE}")
-    split = _split(told["pre_tokenizer"])
-    added = {token["id"]: token for token in told["added_tokens"]}
-    by_id = {number: text for text, number in told["model"]["vocab"].items()}
+    tokenizer_json = json.loads(tokenizer.backend_tokenizer.to_str())
+    if tokenizer_json["model"]["type"] != "BPE" or not tokenizer_json["model"].get("vocab"):
+        raise ModelError(
+            f"A tokenizer of type {tokenizer_json['model']['type']} cannot be written as GGUF here. {_ADVICE}"
+        )
+    split = _split(tokenizer_json["pre_tokenizer"])
+    added = {token["id"]: token for token in tokenizer_json["added_tokens"]}
+    by_id = {number: text for text, number in tokenizer_json["model"]["vocab"].items()}
     by_id |= {number: token["content"] for number, token in added.items()}
     kinds = gguf.TokenType
     yield "tokenizer_model", "gpt2"
     yield "tokenizer_pre", split
     yield "token_list", [by_id.get(n, f"[PAD{n}]") for n in range(size)]
     yield "token_types", [_kind(kinds, n in by_id, added.get(n)) for n in range(size)]
-    yield "token_merges", [m if isinstance(m, str) else " ".join(m) for m in told["model"]["merges"]]
+    yield "token_merges", [m if isinstance(m, str) else " ".join(m) for m in tokenizer_json["model"]["merges"]]
     for name in ("bos", "eos", "pad"):
         number = getattr(tokenizer, f"{name}_token_id")
         if number is not None:

@@ -13,7 +13,7 @@ from agentlightning.errors import ModelError
 from agentlightning.files import atomic_directory
 from agentlightning.learner.policy import METADATA_FILE, load_model
 
-_BESIDE = (METADATA_FILE, "chat_template.jinja", "generation_config.json")
+_OTHER_FILES = (METADATA_FILE, "chat_template.jinja", "generation_config.json")
 
 
 def merged(path: Path) -> PreTrainedModel:
@@ -39,7 +39,7 @@ def export_merged(source: Path, to: Path) -> None:
     with atomic_directory(to, shared=True) as directory:
         model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
-        for name in _BESIDE:
+        for name in _OTHER_FILES:
             if (source / name).is_file() and not (directory / name).exists():
                 shutil.copy(source / name, directory)
 

@@ -24,9 +24,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from agentlightning.arguments import explained_class
-from agentlightning.descriptors import file_descriptors
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import users, view
+from agentlightning.net.descriptors import file_descriptors
 
 INSIDE = Path(__file__).with_name("relay.py")
 PROBE = Path(__file__).with_name("probe.py")
@@ -125,7 +125,7 @@ async def bubblewrapped(
             environment |= {name: _local(environment[name]) for name in ENDPOINTS if name in environment}
         try:
             given = (own, folder, left, *sandbox.binds.values())
-            await asyncio.to_thread(users.give_away, user, *(place for place in given if place))
+            await asyncio.to_thread(users.change_owner, user, *(place for place in given if place))
             seen = [*readable, *([left] if left else [])]
             made = await asyncio.to_thread(sandbox.arguments, command, folder, seen, own)
             yield Wrapped([*made, *inside, *command], environment)
@@ -143,7 +143,7 @@ def check_bubblewrap() -> None:
         secret, folder, shown = [stack.enter_context(tempfile.TemporaryDirectory(prefix="agl-probe-")) for _ in "123"]
         bait = stack.enter_context(_listening_in(Path(shown)))
         user = stack.enter_context(users.own_user())
-        users.give_away(user, Path(folder))
+        users.change_owner(user, Path(folder))
         probe = [sys.executable, "-I", "-S", str(PROBE), secret, bait]
         made = Bubblewrap(read=[shown]).arguments(probe, Path(folder))
         command = [*made, *_inside(Path(folder), user, "-"), *probe]

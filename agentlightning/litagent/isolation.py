@@ -13,7 +13,7 @@ from agentlightning.arguments import explained_class
 from agentlightning.errors import ConfigError
 from agentlightning.litagent.bubblewrap import Bubblewrap, Wrapped, bubblewrapped, check_bubblewrap
 from agentlightning.litagent.kubernetes import Kubernetes, server_of
-from agentlightning.litagent.users import give_away, own_user
+from agentlightning.litagent.users import change_owner, own_user
 
 
 @explained_class
@@ -74,7 +74,7 @@ async def isolated(
         yield Wrapped(command, environment)
     elif isinstance(isolation, Container):
         with own_user() if "{user}" in isolation.command else nullcontext() as user:
-            await asyncio.to_thread(give_away, user, workspace)
+            await asyncio.to_thread(change_owner, user, workspace)
             try:
                 yield Wrapped(isolation.wrap(command, workspace, environment, user), environment)
             finally:

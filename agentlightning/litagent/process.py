@@ -79,9 +79,9 @@ class Output:
 
     def add(self, data: bytes) -> None:
         self.size += len(data)
-        room = KEEP_BYTES - len(self._head)
-        self._head += data[:room]
-        self._tail += data[room:] if room > 0 else data
+        left = KEEP_BYTES - len(self._head)
+        self._head += data[:left]
+        self._tail += data[left:] if left > 0 else data
         del self._tail[:-KEEP_BYTES]
 
     def text(self) -> str:

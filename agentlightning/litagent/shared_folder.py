@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash"})
 _ENGINES = frozenset({"docker", "podman", "nerdctl", "finch"})
-_ELSEWHERE = _ENGINES | {"kubectl", "oc", "lxc", "incus"}
+_EXEC_PROGRAMS = _ENGINES | {"kubectl", "oc", "lxc", "incus"}
 """Programs whose `exec` runs a command in a container that is there already."""
 _LEAVES = re.compile(r"(?:^|[\s;&|({])(?:cd|pushd)\s+(?:--\s+)?[\"']?((?:/|~|\$\{?HOME\b)[^\s;&|\"')]*)")
 """`cd` in a shell's script to a place that is the same for all attempts."""
@@ -46,7 +46,7 @@ def shared_outside(command: Sequence[str]) -> str | None:
             f"The program works in {folder}, which all its attempts share. Give it a copy of its own: files={folder!r} "
             "(--files), and begin in the working directory."
         )
-    if name == "ssh" or (name in _ELSEWHERE and "exec" in rest):
+    if name == "ssh" or (name in _EXEC_PROGRAMS and "exec" in rest):
         return (
             f"The program runs by '{name}' in a place that all its attempts share. Start one for each attempt: "
             "isolation=agl.Container(['docker', 'run', '--rm', …]), or 'bubblewrap' (--isolation)."

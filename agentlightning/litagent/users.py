@@ -112,7 +112,7 @@ def is_mapped(ids: range, file: Path) -> bool:
     return any(first <= ids[0] and ids[-1] < first + count for first, count in maps)
 
 
-def give_away(user: int | None, *places: Path) -> None:
+def change_owner(user: int | None, *places: Path) -> None:
     """What a program is to use belongs to whom it runs as; what links in it lead to does not."""
     if user is None:
         return

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 CARD_FILE = "README.md"
-_TOLD = ("steps", "tasks_per_step", "group_size", "learning_rate", "loss", "advantage", "credit", "normalization")
-_TOLD_TOO = ("lora_rank", "kl_coef", "entropy_coef", "minibatches", "update_epochs", "max_staleness", "max_context")
+_SHOWN = ("steps", "tasks_per_step", "group_size", "learning_rate", "loss", "advantage", "credit", "normalization")
+_SHOWN_IF_SET = ("lora_rank", "kl_coef", "entropy_coef", "minibatches", "update_epochs", "max_staleness", "max_context")
 _POINTS = 12
 """Steps of the curve that are shown."""
 
@@ -66,7 +66,7 @@ def _facts(about: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, A
         "agent": about.get("agent"),
         "training tasks": tasks and f"{tasks:,} (hash {about.get('tasks_hash')})",
         "validation tasks": val and f"{val:,} (hash {about.get('val_tasks_hash')})",
-        **{name: settings.get(name) for name in (*_TOLD, *_TOLD_TOO)},
+        **{name: settings.get(name) for name in (*_SHOWN, *_SHOWN_IF_SET)},
         "agentlightning": about.get("version"),
         "commit of the agent": about.get("commit"),
     }

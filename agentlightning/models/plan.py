@@ -178,7 +178,7 @@ def layouts(job: PlannedJob, device: Hardware, count: int) -> Iterator[Layout]:
     yield embedded(job, device)
     if device.is_gpu:
         if count == 1:
-            yield vllm_beside(job, device)
+            yield vllm_shared(job, device)
         most = (count - 1).bit_length()
         for doublings in range(min(most, 1) if job.offload else most):
             yield vllm_apart(job, device, count, 1 << doublings)
@@ -202,19 +202,19 @@ def embedded(job: PlannedJob, device: Hardware) -> Layout:
     )  # fmt: skip
 
 
-def vllm_beside(job: PlannedJob, device: Hardware) -> Layout:
+def vllm_shared(job: PlannedJob, device: Hardware) -> Layout:
     """One GPU for both: a server takes its share of it, the learner the rest."""
-    room = int(device.memory * VLLM_SHARE)
-    return _with_servers(job, device, 1, 1, room, {"learner": device.memory - room})
+    budget = int(device.memory * VLLM_SHARE)
+    return _with_servers(job, device, 1, 1, budget, {"learner": device.memory - budget})
 
 
 def vllm_apart(job: PlannedJob, device: Hardware, count: int, learners: int = 1) -> Layout:
     """Some GPUs learn, one rank each; the others sample, as many together as the weights need."""
-    room, wide, others = int(device.memory * VLLM_ALONE), 1, count - learners
+    budget, wide, others = int(device.memory * VLLM_ALONE), 1, count - learners
     weights = job.shape.parameters * job.each
-    while 2 * wide <= others and weights / wide + ENGINE_EXTRA + context_bytes(job) / wide > room:
+    while 2 * wide <= others and weights / wide + ENGINE_EXTRA + context_bytes(job) / wide > budget:
         wide *= 2
-    return _with_servers(job, device, others // wide, wide, room, {"learner": device.memory}, learners)
+    return _with_servers(job, device, others // wide, wide, budget, {"learner": device.memory}, learners)
 
 
 def rank_memory(job: PlannedJob, ranks: int) -> dict[str, int]:
@@ -227,10 +227,10 @@ def rank_memory(job: PlannedJob, ranks: int) -> dict[str, int]:
 
 
 def _with_servers(
-    job: PlannedJob, device: Hardware, replicas: int, wide: int, room: int, limits: dict[str, int], learners: int = 1
+    job: PlannedJob, device: Hardware, replicas: int, wide: int, budget: int, limits: dict[str, int], learners: int = 1
 ) -> Layout:
     weights = job.shape.parameters * job.each
-    left = room - weights // wide - ENGINE_EXTRA
+    left = budget - weights // wide - ENGINE_EXTRA
     context = context_bytes(job) // wide
     at_once = max(0, left // context)
     wanted = min(job.concurrency, job.rollouts)
@@ -247,7 +247,7 @@ def _with_servers(
     }
     return Layout(
         backend="vllm", device=device, learners=learners, replicas=replicas, tensor_parallel=wide,
-        memory={"learner": rank_memory(job, learners), "server": server}, limits=limits | {"server": room},
+        memory={"learner": rank_memory(job, learners), "server": server}, limits=limits | {"server": budget},
         seconds=seconds, at_once=at_once, published=published,
     )  # fmt: skip
 

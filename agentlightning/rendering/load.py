@@ -116,8 +116,8 @@ def _finished(name: str, options: Mapping[str, Any], tokenizer: Any, renderer: A
         )
 
     def vary(given: Mapping[str, Any]) -> tuple[Any, Any | None]:
-        told = {**options, **given}
-        return _create(name, told, tokenizer), _try(name, {"thinking_retention": "all", **told}, tokenizer)
+        applied = {**options, **given}
+        return _create(name, applied, tokenizer), _try(name, {"thinking_retention": "all", **applied}, tokenizer)
 
     arguments = frozenset() if ":" in name else renderer.config.template_field_names()
     return RenderersRendering(name, tokenizer, renderer, keeping, parses_tools=True, arguments=arguments, vary=vary)

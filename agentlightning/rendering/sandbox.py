@@ -175,9 +175,9 @@ class _CountedLoops:
 
     def visit(self, tree: nodes.Template) -> nodes.Template:
         for node in [*tree.find_all(nodes.For)]:
-            node.iter = _asked("counted", cast(nodes.Expr, node.iter), nodes.Const(_own_text(node)))
+            node.iter = _environment_call("counted", cast(nodes.Expr, node.iter), nodes.Const(_own_text(node)))
         for node in [*tree.find_all((nodes.Macro, nodes.CallBlock))]:
-            node.body.insert(0, nodes.Output([_asked("written", nodes.Const(_own_text(node)))]))
+            node.body.insert(0, nodes.Output([_environment_call("written", nodes.Const(_own_text(node)))]))
         self._join(tree)
         for node in tree.find_all(nodes.Node):
             if getattr(node, "lineno", None) is None:
@@ -195,10 +195,14 @@ class _CountedLoops:
         if not isinstance(value, nodes.Node):
             return value
         self._join(value)
-        return _asked("joined", *cast(list[nodes.Expr], value.nodes)) if isinstance(value, nodes.Concat) else value
+        return (
+            _environment_call("joined", *cast(list[nodes.Expr], value.nodes))
+            if isinstance(value, nodes.Concat)
+            else value
+        )
 
 
-def _asked(method: str, *arguments: nodes.Expr) -> nodes.Call:
+def _environment_call(method: str, *arguments: nodes.Expr) -> nodes.Call:
     call = nodes.Call(nodes.EnvironmentAttribute(method), list(arguments), [], None, None)
     call.set_lineno(getattr(arguments[0], "lineno", None) or 1)
     return call

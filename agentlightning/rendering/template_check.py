@@ -13,11 +13,11 @@ from agentlightning.rendering.messages import Message, Tool
 
 _WORD = "Zq7hello"
 """A text that no template writes by itself."""
-_ASKED: tuple[Message, ...] = ({"role": "user", "content": _WORD},)
+_QUESTION: tuple[Message, ...] = ({"role": "user", "content": _WORD},)
 _PLAIN: tuple[tuple[Message, ...], ...] = (
-    _ASKED,
-    ({"role": "system", "content": "Be brief."}, *_ASKED),
-    (*_ASKED, {"role": "assistant", "content": "Hello."}, *_ASKED),
+    _QUESTION,
+    ({"role": "system", "content": "Be brief."}, *_QUESTION),
+    (*_QUESTION, {"role": "assistant", "content": "Hello."}, *_QUESTION),
 )
 _MENDED = (
     "Mend the template, or take the one of the model's own repository: tokenizer.chat_template, saved with "
@@ -49,7 +49,7 @@ def check_template(tokenizer: Any, path: str) -> None:
 def trouble_with_tools(tokenizer: Any, path: str, tools: Sequence[Tool]) -> str | None:
     """What goes wrong in the template when it is given tools; None if nothing does."""
     try:
-        _written(tokenizer, _ASKED, list(tools))
+        _written(tokenizer, _QUESTION, list(tools))
     except Exception as error:
         return what_is_wrong(tokenizer, path, error)
     return None

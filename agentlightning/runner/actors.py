@@ -18,8 +18,8 @@ from typing import Any
 
 from agentlightning.backend.ray.cluster import Placement, reserve, this_machine
 from agentlightning.backend.ray.elastic import LOOK_SECONDS, Look, seen_every
+from agentlightning.backend.ray.needs import Need
 from agentlightning.backend.ray.options import RayOptions
-from agentlightning.backend.ray.room import Need
 from agentlightning.errors import AgentLightningError, StoreError, message_of, said_by_ray
 from agentlightning.runner.remote import Address, serve_rollouts
 from agentlightning.runner.sending import Sent
@@ -120,7 +120,7 @@ class RunnerActors:
         try:
             async with (
                 placement.watched(),
-                seen_every(LOOK_SECONDS, partial(self._send_away, placement)),
+                seen_every(LOOK_SECONDS, partial(self._end_moved, placement)),
                 asyncio.TaskGroup() as keeping,
             ):
                 for number in range(self._count):
@@ -130,7 +130,7 @@ class RunnerActors:
         finally:
             await placement.give_back()
 
-    async def _send_away(self, placement: Placement, seen: Look) -> None:
+    async def _end_moved(self, placement: Placement, seen: Look) -> None:
         """Have those leave whose machine is draining."""
         for number, stays in enumerate(self._stays):
             machine = seen.machine_of(placement, number)

@@ -31,7 +31,7 @@ SAME_SECONDS = 0.1
 and none of them blocks."""
 WAITED_SHARE = 0.25
 """A thread that waits longer than this share of the time for a processor is on a busy machine, which slows all code."""
-TOLD_AFTER = 5
+REPORTED_AFTER = 5
 """Found so often at the same line: two seconds of waiting, more than a slow start takes."""
 INSTEAD = (
     "Await an async client instead (AsyncOpenAI, httpx.AsyncClient, asyncio.sleep), or make the agent a plain `def`: "
@@ -51,7 +51,7 @@ def _watch(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
         time.sleep(ASK_SECONDS)
         for place in _held_up_at(loop, thread):
             seen[place] += 1
-            if seen[place] == TOLD_AFTER:
+            if seen[place] == REPORTED_AFTER:
                 logger.warning(
                     "The async agent blocks its event loop at %s: while it waits there no other rollout goes on. %s",
                     place,

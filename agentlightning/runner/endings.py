@@ -48,7 +48,7 @@ class GatewaySummary(Protocol):
         ...
 
     @property
-    def refused_elsewhere(self) -> str | None:
+    def refused_by_provider(self) -> str | None:
         """Which call another provider refused for good."""
         ...
 
@@ -87,10 +87,10 @@ def with_gateway(ending: Ending, summary: GatewaySummary) -> Ending:
         return Ending(Outcome.INFRA_ERROR, "\n".join(filter(None, (summary.lost, ending.error))))
     if ending.outcome is Outcome.AGENT_ERROR and summary.infra_error:
         return Ending(Outcome.INFRA_ERROR, f"{summary.infra_error}\n{ending.error}")
-    if ending.outcome is Outcome.AGENT_ERROR and summary.refused_elsewhere and summary.calls:
-        return Ending(Outcome.JUDGE_ERROR, f"{summary.refused_elsewhere}\n{ending.error}")
-    if ending.outcome is Outcome.AGENT_ERROR and summary.refused_elsewhere and not summary.forwarded:
-        ending = replace(ending, error=_after_the_first_line(ending.error or "", summary.refused_elsewhere))
+    if ending.outcome is Outcome.AGENT_ERROR and summary.refused_by_provider and summary.calls:
+        return Ending(Outcome.JUDGE_ERROR, f"{summary.refused_by_provider}\n{ending.error}")
+    if ending.outcome is Outcome.AGENT_ERROR and summary.refused_by_provider and not summary.forwarded:
+        ending = replace(ending, error=_after_the_first_line(ending.error or "", summary.refused_by_provider))
     if ending.outcome is Outcome.AGENT_ERROR and summary.limit:
         return Ending(Outcome.TRUNCATED, f"{summary.limit}\n{ending.error}")
     unanswered = _unanswered(ending, summary)

@@ -30,8 +30,8 @@ from agentlightning.keys import (
     sign_url_key,
 )
 from agentlightning.litagent import LitAgent
-from agentlightning.local_keys import find_key
-from agentlightning.outgoing import RedirectError, http_session
+from agentlightning.net.local_keys import find_key
+from agentlightning.net.outgoing import RedirectError, http_session
 from agentlightning.runner.runner import LitAgentRunner
 from agentlightning.store import LightningStoreClient
 from agentlightning.tracer import OtelTracer, Tracer
@@ -81,7 +81,7 @@ class _Summary(msgspec.Struct, frozen=True):
     infra_error: str | None = None
     refused: str | None = None
     forwarded: int = 0
-    refused_elsewhere: str | None = None
+    refused_by_provider: str | None = None
     lost: str | None = None
     rewarded: bool = False
 
@@ -255,20 +255,20 @@ async def _until_gone(address: Address, stop: asyncio.Event, give_up_seconds: fl
     stopping = asyncio.create_task(stop.wait())
     try:
         while not (lost and stop.is_set()):
-            away: StoreUnavailableError | None = None
+            unavailable: StoreUnavailableError | None = None
             try:
                 await client.statistics()
             except StoreUnavailableError as error:
-                away = error
+                unavailable = error
             except StoreError as error:  # it is there; what it refuses here, it also refuses to claims, which say so
                 logger.debug("The store answered %s", error)
-            if away is None:
+            if unavailable is None:
                 if lost:
                     logger.warning("The store at %s is back.", address.url)
                 last = time.monotonic()
             elif not lost:
-                logger.warning("%s The runner goes on when it is back.", away)
-            lost = away is not None
+                logger.warning("%s The runner goes on when it is back.", unavailable)
+            lost = unavailable is not None
             if give_up_seconds is not None and time.monotonic() - last > give_up_seconds:
                 logger.warning("The store was out of reach for %g s: the runner stops.", give_up_seconds)
                 stop.set()

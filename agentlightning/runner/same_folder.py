@@ -18,7 +18,7 @@ class _Folder:
         self._lock = threading.Lock()
         self._running = 0
         self._home: str | None = None
-        self._told = False
+        self._reported = False
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -43,8 +43,8 @@ class _Folder:
                 return
         with suppress(OSError):
             os.chdir(self._home)
-        if not self._told:
-            self._told = True
+        if not self._reported:
+            self._reported = True
             logger.warning(
                 "The agent changed the working directory of the whole process (os.chdir), in which other rollouts run "
                 "and the run writes its files. It was put back to %s. Use whole paths, or cwd= of subprocess.",

@@ -17,7 +17,7 @@ from agentlightning.errors import GatewayError
 from agentlightning.keys import PREFIX, redacted
 from agentlightning.tracer.trace import Trace, current_trace
 from agentlightning.types import Span
-from agentlightning.types.names import AGENT_BAGGAGE, CONTEXT_HEADER, ELSEWHERE
+from agentlightning.types.names import AGENT_BAGGAGE, CONTEXT_HEADER, OTHER_ENDPOINT
 
 GATEWAY_URL = "http://gateway.agentlightning/v1"
 """A base URL for clients that are made before any gateway runs: inside a rollout it means that rollout's gateway."""
@@ -62,7 +62,7 @@ def attribute(url: str, path: str, headers: Mapping[str, str], agent_name: Agent
     gateway = _origin(access.endpoint)
     if origin not in (gateway, general):
         if path.partition("?")[0].endswith(_OF_MODELS):
-            _note_elsewhere(trace, f"{origin}{path.partition('?')[0]}", headers)
+            _note_other_endpoint(trace, f"{origin}{path.partition('?')[0]}", headers)
         return None
     found: dict[str, str] = {CONTEXT_HEADER: f"{trace.rollout_id}/{trace.attempt_id}", **_spans(trace, headers)}
     name = agent_name()
@@ -77,14 +77,14 @@ def attribute(url: str, path: str, headers: Mapping[str, str], agent_name: Agent
     return Attributed(gateway, f"/rollout/{trace.rollout_id}/attempt/{trace.attempt_id}{path}", found)
 
 
-def _note_elsewhere(trace: Trace, url: str, headers: Mapping[str, str]) -> None:
+def _note_other_endpoint(trace: Trace, url: str, headers: Mapping[str, str]) -> None:
     """A span for a model call that goes to another address: its tokens are not captured, and the user is told."""
-    if trace.closed or sum(span.name == ELSEWHERE for span in trace.spans) >= _NOTED:
+    if trace.closed or sum(span.name == OTHER_ENDPOINT for span in trace.spans) >= _NOTED:
         return
     attributes = {"url.full": redacted(url), "user_agent.original": headers.get("user-agent", "")}
     trace.add(
         Span.from_attributes(
-            name=ELSEWHERE,
+            name=OTHER_ENDPOINT,
             attributes=attributes,
             rollout_id=trace.rollout_id,
             attempt_id=trace.attempt_id,

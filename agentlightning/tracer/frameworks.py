@@ -20,12 +20,12 @@ logger = logging.getLogger(__name__)
 def framework_agent_name() -> str | None:
     """The name of the innermost agent around the caller that a loaded framework knows; None if none does."""
     for module, read in _CONTEXTS.items():
-        if (loaded := sys.modules.get(module)) is not None and (name := _asked(module, read, loaded)):
+        if (loaded := sys.modules.get(module)) is not None and (name := _name_in(module, read, loaded)):
             return name
     return _running(sys._getframe(1)) if any(name in sys.modules for name in _PACKAGES) else None
 
 
-def _asked(module: str, read: Callable[[Any], Any], loaded: Any) -> str | None:
+def _name_in(module: str, read: Callable[[Any], Any], loaded: Any) -> str | None:
     try:
         name = read(loaded)
     except (AttributeError, LookupError, TypeError) as error:  # what is read is private to the framework in part

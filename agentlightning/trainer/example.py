@@ -137,8 +137,8 @@ def _hidden_package(error: BaseException, folder: Path) -> str | None:
     name = (full or "").partition(".")[0]
     if not (folder / f"{name}.py").is_file():
         return None
-    elsewhere = [place for place in sys.path if Path(place).resolve() != folder.resolve()]
-    there = name in sys.stdlib_module_names or PathFinder.find_spec(name, elsewhere) is not None
+    other_paths = [place for place in sys.path if Path(place).resolve() != folder.resolve()]
+    there = name in sys.stdlib_module_names or PathFinder.find_spec(name, other_paths) is not None
     return name if there else None
 
 

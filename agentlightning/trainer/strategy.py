@@ -82,7 +82,7 @@ class Strategy:
         return cls(role, chosen, host, port, key, managed)  # pyright: ignore[reportArgumentType]
 
     @property
-    def is_elsewhere(self) -> bool:
+    def runs_no_agent(self) -> bool:
         """Whether this process decides, and runs no agent itself."""
         return self.runners == "remote" and self.role != "runner"
 

@@ -51,10 +51,12 @@ def stop_on_interrupt(stop: asyncio.Event, note: Callable[[str], None]) -> Itera
         restore()
 
 
-async def run_beside(deciding: Coroutine[Any, Any, None], beside: Sequence[Coroutine[Any, Any, Any]]) -> None:
+async def run_with_background(
+    deciding: Coroutine[Any, Any, None], background: Sequence[Coroutine[Any, Any, Any]]
+) -> None:
     """Run `deciding` to its end. One of the others that fails ends it, too; all are cancelled then."""
     decided = asyncio.create_task(deciding)
-    tasks = [decided, *[asyncio.create_task(one) for one in beside]]
+    tasks = [decided, *[asyncio.create_task(one) for one in background]]
     try:
         pending = set(tasks)
         while not decided.done():

@@ -88,7 +88,7 @@ from agentlightning.trainer.result import RunResult
 from agentlightning.trainer.runners import StartedRunners, be_a_runner, started_runners
 from agentlightning.trainer.spending import as_metrics, say_spent, spent_before
 from agentlightning.trainer.strategy import Strategy
-from agentlightning.trainer.sync import run_beside, run_sync, stop_on_interrupt
+from agentlightning.trainer.sync import run_sync, run_with_background, stop_on_interrupt
 from agentlightning.trainer.words import conclude, introduce, last_step, resuming, with_next_step
 from agentlightning.types import Dataset, Hook, NamedResources, Resource, RolloutConfig, Run
 from agentlightning.types.spending import Spent
@@ -163,7 +163,7 @@ class Trainer(GivenByName):
         "Trainer(algorithm=GRPO(model=…, steps=…)); agent and tasks are given to fit(agent, tasks)."
     )
 
-    _elsewhere: ClassVar = OTHER_VERBS
+    _method_hints: ClassVar = OTHER_VERBS
     _others: ClassVar = {**dict.fromkeys(names_of(FeatureSettings), _otherwise), **REWARD}
 
     def __init__(
@@ -295,7 +295,7 @@ class Trainer(GivenByName):
         """
         refuse_while_loading()
         needless = val_dataset is None and isinstance(self.algorithm, TrainingSettings) and not self.algorithm.samples
-        agent = LitAgent() if agent is None and (needless or self.strategy.is_elsewhere) else as_agent(agent)
+        agent = LitAgent() if agent is None and (needless or self.strategy.runs_no_agent) else as_agent(agent)
         self._trained_agents = agent.trained_agents
         current_trainer.set(self)
         if self.strategy.role == "runner":
@@ -370,7 +370,7 @@ class Trainer(GivenByName):
                 adapter=self.adapter,
                 llm_proxy=gateway,
                 backend=served.backend if served else None,
-                turned_away=gateway.turned_away if gateway else {},
+                refused_requests=gateway.refused_requests if gateway else {},
                 selected_by=spec.selection if (spec := self._spec()) else {},
                 objections=objections,
                 open_calls=served.gateway.open_calls if served else no_open_calls,
@@ -382,7 +382,7 @@ class Trainer(GivenByName):
             if started is not None and address is not None:
                 started.start(address)
                 stack.push_async_callback(started.pause)
-            await self._run_beside_runners(job, store, served and served.backend, gateway, started)
+            await self._run_with_runners(job, store, served and served.backend, gateway, started)
 
     async def _open_store(self, stack: AsyncExitStack, job: _Fit) -> tuple[LightningStore, Run]:
         """The store, and what the run is in it; nothing of an earlier life of the run is left under way."""
@@ -494,7 +494,7 @@ class Trainer(GivenByName):
             stack.push_async_callback(self.llm_proxy.stop)
         return self.llm_proxy
 
-    async def _run_beside_runners(
+    async def _run_with_runners(
         self,
         job: _Fit,
         store: LightningStore,
@@ -505,11 +505,11 @@ class Trainer(GivenByName):
         """The algorithm's end ends the runners; a runner that fails, or a dead backend, ends the algorithm."""
         here = self.n_runners if self.strategy.runners == "inline" else 0
         runners = [self._make_runner(job.agent, store, gateway, number) for number in range(here)]
-        beside = [runner.iter() for runner in runners]
-        beside += [] if started is None else [started.watch()]
-        beside += [] if backend is None else [backend.watch()]
+        background = [runner.iter() for runner in runners]
+        background += [] if started is None else [started.watch()]
+        background += [] if backend is None else [backend.watch()]
         try:
-            await run_beside(run_algorithm(self.algorithm, job.train_dataset, job.val_dataset), beside)
+            await run_with_background(run_algorithm(self.algorithm, job.train_dataset, job.val_dataset), background)
         finally:
             for runner in runners:
                 runner.teardown()

@@ -173,8 +173,8 @@ def _rate(settings: TrainingSettings) -> str:
 def _context(settings: TrainingSettings, shape: ModelShape | None) -> str:
     if shape is None or shape.max_context is None or settings.max_context <= shape.max_context:
         return ""
-    asked = f" (max_context={settings.max_context})" if settings.chooses("max_context") else ""
-    return f"; contexts of at most {shape.max_context} tokens, which is all that the model can do{asked}"
+    context = f" (max_context={settings.max_context})" if settings.chooses("max_context") else ""
+    return f"; contexts of at most {shape.max_context} tokens, which is all that the model can do{context}"
 
 
 def closing(command: str, result: RunResult, *, agent_known: bool) -> str:

@@ -160,10 +160,10 @@ def in_one_form(name: str, attributes: Attributes) -> Attributes:
 def _of_output(output: Any) -> Any:
     """The reward that an operation of AgentOps gave; None for any other output."""
     try:
-        told = json.loads(output) if isinstance(output, str) else output
+        value = json.loads(output) if isinstance(output, str) else output
     except (ValueError, RecursionError):
         return None
-    return told.get("value") if isinstance(told, Mapping) and told.get("type") == "reward" else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return value.get("value") if isinstance(value, Mapping) and value.get("type") == "reward" else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 def _finite_at(attributes: Attributes, index: int) -> float | None:

@@ -122,14 +122,14 @@ class Span(Record):
                 trace_state=dict(c.trace_state or {}),
             )
 
-        def told(value: Any) -> Any:
+        def cleaned(value: Any) -> Any:
             """With attempts' keys shortened: HTTP clients and their instrumentation name the URL."""
             if isinstance(value, str):
                 return redacted(value)
-            return [told(item) for item in value] if isinstance(value, tuple | list) else value
+            return [cleaned(item) for item in value] if isinstance(value, tuple | list) else value
 
         def plain(attributes: Any) -> Attributes:
-            return {k: told(v) for k, v in (attributes or {}).items()}
+            return {k: cleaned(v) for k, v in (attributes or {}).items()}
 
         why = src.status.description
         return cls(

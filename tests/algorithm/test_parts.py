@@ -321,7 +321,7 @@ def test_a_refusal_is_told_from_a_call_that_never_came(reporter: Reporter) -> No
     with pytest.raises(AgentError, match=r"4 arrived .* refused. Most common \(2×\): No tool here"):
         Preflight(reporter, CreditRule()).check(refused)
     with pytest.raises(AgentError, match=r"3 arrived .* \(3×\): This call needs the API key"):
-        Preflight(reporter, CreditRule(), turned_away={"This call needs the API key": 3}).check(silent)
+        Preflight(reporter, CreditRule(), refused_requests={"This call needs the API key": 3}).check(silent)
 
 
 def test_preflight_tells_when_rewards_name_agents_who_made_no_call(reporter: Reporter) -> None:

@@ -16,7 +16,7 @@ import agentlightning as agl
 from agentlightning.algorithm import records
 from agentlightning.algorithm.credit.units import OUTCOME_USE, Use
 from agentlightning.algorithm.records import FLAT, flat_of, flattened, names_of, records_of, replaced, settings_of
-from agentlightning.cli.configuration import make_algorithm, told_settings
+from agentlightning.cli.configuration import make_algorithm, settings_for_file
 from agentlightning.errors import ConfigError
 
 GRPO: Any = agl.GRPO
@@ -207,8 +207,8 @@ def test_the_command_line_wins_over_a_file_however_either_is_spelled(tmp_path: P
 def test_printed_settings_are_read_back(tmp_path: Path) -> None:
     made = agl.GRPO(model="calc", replay=agl.Replay(groups=2), kl=agl.Reference(coef=0.1, where="reward"))
     file = tmp_path / "settings.json"
-    file.write_text(json.dumps(told_settings(made)))
-    assert told_settings(make_algorithm(None, None, file, [])) == told_settings(made)
+    file.write_text(json.dumps(settings_for_file(made)))
+    assert settings_for_file(make_algorithm(None, None, file, [])) == settings_for_file(made)
 
 
 def test_type_checkers_know_the_flat_names() -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from agentlightning.cli.train import store_key, with_store
 from agentlightning.errors import ConfigError
-from agentlightning.local_keys import kept_key
+from agentlightning.net.local_keys import kept_key
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
-from tests.test_local_keys import started
+from tests.net.test_local_keys import started
 from tests.typed import typed
 
 HERE = "http://127.0.0.1:4747"

@@ -11,8 +11,8 @@ import pytest
 
 from agentlightning.dashboard import Dashboard, served_with_dashboard
 from agentlightning.errors import StoreError
-from agentlightning.guard import is_local_name
-from agentlightning.serving import LoopServer
+from agentlightning.net.guard import is_local_name
+from agentlightning.net.server import LoopServer
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
 from tests.dashboard.conftest import Ask, send
 

@@ -12,7 +12,7 @@ import pytest
 from agentlightning.dashboard import Dashboard
 from agentlightning.doctor.judge import labels_in
 from agentlightning.errors import StoreError
-from agentlightning.serving import LoopServer
+from agentlightning.net.server import LoopServer
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
 from agentlightning.types import PromptTemplate
 from tests.dashboard.conftest import add_broken_rollout, add_rollout

@@ -18,7 +18,7 @@ from agentlightning.models.shape import ModelShape
 from agentlightning.runner.blocking import INSTEAD
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Outcome, Span
-from agentlightning.types.names import ELSEWHERE
+from agentlightning.types.names import OTHER_ENDPOINT
 
 from .recorded import Recording, Said, Told, write
 from .test_why import SICK, WELL, failing, groups, told
@@ -81,7 +81,9 @@ async def test_an_agent_of_which_nothing_was_seen_is_not_called_ready() -> None:
 async def test_the_client_and_the_address_of_calls_that_go_elsewhere_are_named() -> None:
     evidence = await evidence_of(Recording(groups=told(calls=())))
     elsewhere = {
-        e.rollout.rollout_id: [Span.from_attributes(name=ELSEWHERE, attributes=ELSE, rollout_id="r", attempt_id="a")]
+        e.rollout.rollout_id: [
+            Span.from_attributes(name=OTHER_ENDPOINT, attributes=ELSE, rollout_id="r", attempt_id="a")
+        ]
         for e in evidence.episodes
     }
     found = examine(replace(evidence, spans=elsewhere), Plan())

@@ -230,7 +230,7 @@ def test_a_held_policy_samples_nothing_while_others_go_on(policies: dict[str, Po
     assert set(found) == {4, 7, 10, 104}
     (running,) = engine._running.values()
     assert int(engine._slots.length[running.slot]) == length
-    assert engine.asked_of("solver") == (1, 1)
+    assert engine.load_of("solver") == (1, 1)
     (part,) = engine.weights_changed(1, "solver")
     assert isinstance(part, PartialSample)
     rest = drain(engine)
@@ -247,14 +247,14 @@ def test_one_policy_drains_while_others_begin(policies: dict[str, Policy]) -> No
         engine.submit(asking(3 * n + 1, NAMES[n % 4], random_ids(9, n), max_tokens=8, temperature=0))
     engine.step()
     others, begun = NAMES[1:], set[str]()
-    while engine.asked_of("solver")[0]:
+    while engine.load_of("solver")[0]:
         engine.step(admit=others)
         begun |= {running.request.policy for running in engine._running.values()}
-    assert engine.asked_of("solver") == (0, 3), "what waited still waits"
+    assert engine.load_of("solver") == (0, 3), "what waited still waits"
     while engine.can_step(others):
         engine.step(admit=others)
-    assert engine.asked_of("solver") == (0, 3)
-    assert [engine.asked_of(name) for name in others] == [(0, 0)] * 3
+    assert engine.load_of("solver") == (0, 3)
+    assert [engine.load_of(name) for name in others] == [(0, 0)] * 3
     assert engine.active
     drain(engine)
 
@@ -459,6 +459,6 @@ def test_a_failed_step_gives_up_what_was_computed_in_it(server: tuple[ModelServe
     assert isinstance(events, Events)
     failed = [event for event in events.events if isinstance(event, Failed) and "out of memory" in event.message]
     assert sorted(event.request_id for event in failed) == [0, 1, 3, 4, 5, 7]
-    assert serving._engine.asked_of("judge") == (0, 2)
+    assert serving._engine.load_of("judge") == (0, 2)
     serving._do(1, MethodCall(1, Pause()).verb, "judge", serving._hosted["judge"])
     assert not serving._can_step()

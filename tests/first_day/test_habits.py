@@ -259,9 +259,9 @@ def test_a_process_that_may_open_no_more_files() -> None:
 def test_a_provider_that_has_nothing_at_this_address() -> None:
     where = "The provider of 'llm' answered 404. Its base URL is http://h:1; that of most servers ends in /v1."
     ending = Ending(Outcome.AGENT_ERROR, "NotFoundError: 404\n  File …")
-    told = with_gateway(ending, AttemptSummary(refused_elsewhere=where)).error or ""
+    told = with_gateway(ending, AttemptSummary(refused_by_provider=where)).error or ""
     assert told.splitlines() == ["NotFoundError: 404", where, "  File …"]
-    assert with_gateway(ending, AttemptSummary(refused_elsewhere=where, forwarded=1)).error == ending.error
+    assert with_gateway(ending, AttemptSummary(refused_by_provider=where, forwarded=1)).error == ending.error
 
 
 @pytest.mark.parametrize("value", [ChatCompletion(), object(), agent], ids=["answer", "object", "function"])

@@ -170,11 +170,11 @@ def test_trainers(folder: Path, settings: dict[str, Any], words: str) -> None:
 
 def test_a_judge_that_refuses_is_no_failure_of_the_agent() -> None:
     raised = Ending(Outcome.AGENT_ERROR, "AuthenticationError: 401")
-    refused = AttemptSummary(calls=1, refused_elsewhere="The provider of 'judge' answered 401.")
+    refused = AttemptSummary(calls=1, refused_by_provider="The provider of 'judge' answered 401.")
     judged = with_gateway(raised, refused)
     assert judged.outcome is Outcome.JUDGE_ERROR
     assert judged.error == "The provider of 'judge' answered 401.\nAuthenticationError: 401"
-    alone = AttemptSummary(refused_elsewhere="The provider of 'main' answered 401.")
+    alone = AttemptSummary(refused_by_provider="The provider of 'main' answered 401.")
     assert with_gateway(raised, alone).outcome is Outcome.AGENT_ERROR, "it was the agent's own model"
 
 

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from agentlightning.backoff import Backoff, ObservedRequest
 from agentlightning.gateway import Gateway, RequestLimits
 from agentlightning.gateway.routing.models import Provider
 from agentlightning.keys import CLOSE
+from agentlightning.net.backoff import Backoff, ObservedRequest
 from agentlightning.rendering import RenderersRendering
 from agentlightning.store import InMemoryLightningStore
 from tests.gateway.conftest import Site, calculator

@@ -17,8 +17,8 @@ import pytest
 from agentlightning.errors import ConfigError, GatewayError
 from agentlightning.gateway import Gateway
 from agentlightning.keys import CLOSE
+from agentlightning.net.server import ConnectionLimits, LoopServer
 from agentlightning.rendering import RenderersRendering
-from agentlightning.serving import ConnectionLimits, LoopServer
 from agentlightning.store import InMemoryLightningStore
 from tests.gateway.conftest import Site, calculator
 from tests.gateway.scripted import ScriptedEngine
@@ -115,7 +115,7 @@ async def busy(site: Site) -> Connection:
 async def test_connections_are_bounded_and_the_limit_is_said(
     store: InMemoryLightningStore, rendering: RenderersRendering, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "agentlightning.serving")
+    caplog.set_level(logging.WARNING, "agentlightning.net.server")
     site = await served(store, rendering, ConnectionLimits(most=5, reserve=0, per_key=9))
     site.engine.open.clear()
     connections = [await busy(site) for _ in range(5)]

@@ -15,8 +15,8 @@ from agentlightning.gateway import Gateway
 from agentlightning.gateway.history.answers import RecentAnswers
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
 from agentlightning.gateway.serving.sessions import Sessions
+from agentlightning.net.server import LoopServer
 from agentlightning.rendering import RenderersRendering
-from agentlightning.serving import LoopServer
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import AttemptStatus, Outcome, RolloutStatus
 from tests.gateway.conftest import CALC, calculator

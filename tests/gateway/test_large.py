@@ -17,7 +17,7 @@ from agentlightning.gateway import Gateway, RequestLimits
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.large.process import LargeProcess
 from agentlightning.gateway.limits import Waiting
-from agentlightning.places import Places
+from agentlightning.net.places import Places
 from agentlightning.rendering import RenderersRendering
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import SystemPrompt

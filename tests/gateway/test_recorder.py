@@ -82,8 +82,8 @@ async def test_what_open_calls_will_put_counts_and_so_do_records_of_refusals() -
     for _ in range(10):
         recorder.put(one, lambda: span)  # the recorder has not been started: nothing is written
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(recorder.room(one), 0.05)
-    await asyncio.wait_for(recorder.room(other), 5)
+        await asyncio.wait_for(recorder.wait_until_writable(one), 0.05)
+    await asyncio.wait_for(recorder.wait_until_writable(other), 5)
 
 
 async def test_an_attempt_with_too_much_unwritten_waits_alone() -> None:

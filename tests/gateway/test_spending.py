@@ -94,7 +94,7 @@ async def test_a_limit_is_named_by_the_refusal(
         else:
             await another.chat.completions.create(model="judge", messages=ASK)
     summary = await site.gateway.close_attempt(site.rollout_id, site.attempt_id)
-    assert name in ((summary.refused_elsewhere if name.startswith("run_") else summary.limit) or "")
+    assert name in ((summary.refused_by_provider if name.startswith("run_") else summary.limit) or "")
     ended = [span.attributes.get("error.type") for span in await site.spans()]
     assert sorted(ended, key=str) == [None, None, "refused", "refused"], "in whatever order they were written"
 
@@ -225,16 +225,16 @@ async def test_another_gateway_goes_on_counting(site: Site, far: dict[str, Any])
 
 def test_what_providers_tell_of_their_tokens() -> None:
     openais = {"prompt_tokens": 10, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
-    assert Usage.told({"usage": openais}) == Usage(input=10, output=3, cached=4)
+    assert Usage.reported({"usage": openais}) == Usage(input=10, output=3, cached=4)
     anthropics = {"input_tokens": 6, "output_tokens": 3, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 1}
-    assert Usage.told({"usage": anthropics}) == Usage(input=11, output=3, cached=4)
+    assert Usage.reported({"usage": anthropics}) == Usage(input=11, output=3, cached=4)
     responses = {"input_tokens": 10, "output_tokens": 3, "input_tokens_details": {"cached_tokens": 4}}
-    assert Usage.told({"usage": responses}) == Usage(input=10, output=3, cached=4)
+    assert Usage.reported({"usage": responses}) == Usage(input=10, output=3, cached=4)
     for nothing in ({}, {"usage": None}, {"usage": {}}, {"usage": {"prompt_tokens": None}}):
-        assert Usage.told(nothing) is None
+        assert Usage.reported(nothing) is None
     nonsense = Usage.expected({"max_tokens": 10**400, "n": 10**400}, 4, 1)
     assert PRICE.of(nonsense) > 0, "a number, and no OverflowError"
-    assert Usage.told({"usage": {"prompt_tokens": 5, "completion_tokens": -7}}) == Usage(input=5)
+    assert Usage.reported({"usage": {"prompt_tokens": 5, "completion_tokens": -7}}) == Usage(input=5)
     guessed = Usage.guessed("x" * 41, b"y" * 8)
     assert (guessed.input, guessed.output, guessed.estimated) == (11, 2, True)
 

@@ -103,7 +103,7 @@ async def test_no_other_url_opens_anything(site: Site) -> None:
     assert (await post(f"{at}/v1/chat/completions", authorization="Bearer dummy"))[0] == 401
     assert await site.spans() == []
     assert f"No model call of the agent was answered: {len(refused) + 1} arrived at" in (
-        unheard([], site.gateway.turned_away).words
+        unheard([], site.gateway.refused_requests).words
     )
 
 

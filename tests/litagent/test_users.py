@@ -17,7 +17,7 @@ import pytest
 
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import Program
-from agentlightning.litagent.users import IDS, NOBODY, give_away, is_mapped, leased, own_user, ranges
+from agentlightning.litagent.users import IDS, NOBODY, change_owner, is_mapped, leased, own_user, ranges
 from tests.litagent.attacks import run
 from tests.litagent.test_isolation import needs_bubblewrap
 
@@ -144,14 +144,14 @@ def test_what_links_lead_to_is_given_to_nobody(tmp_path: Path) -> None:
     (deep / "link").symlink_to(tmp_path / "victim")
     (deep / "-file").symlink_to(tmp_path / "victim" / "file")
     with own_user() as user:
-        give_away(user, deep)
+        change_owner(user, deep)
     assert {p.lstat().st_uid for p in (deep, deep / "link", deep / "-file")} == {user}
     assert {p.lstat().st_uid for p in (tmp_path / "victim", tmp_path / "victim" / "file")} == {0}
 
 
 def test_what_cannot_be_given_is_an_error_that_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="none"):
-        give_away(NOBODY, tmp_path / "none")
+        change_owner(NOBODY, tmp_path / "none")
 
 
 WHO = """

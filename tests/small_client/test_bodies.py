@@ -13,7 +13,7 @@ from agent_lightning.server import create_app
 from agent_lightning.settings import Settings
 from agent_lightning.trainings import Trainings
 from agentlightning.errors import AgentLightningError
-from agentlightning.serving import LoopServer
+from agentlightning.net.server import LoopServer
 
 KEY = "agl-a-key-of-the-tests"
 JSON = {"content-type": "application/json"}

@@ -18,11 +18,11 @@ import psutil
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from agentlightning.backoff import Backoff
-from agentlightning.beside import ProcessBeside
 from agentlightning.errors import ConfigError
 from agentlightning.keys import SPANS
-from agentlightning.serving import ConnectionLimits
+from agentlightning.net.backoff import Backoff
+from agentlightning.net.helper_process import HelperProcess
+from agentlightning.net.server import ConnectionLimits
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
 from agentlightning.store.http import otlp, size
 from agentlightning.types import AttemptedRollout
@@ -258,7 +258,7 @@ async def test_a_process_for_large_bodies_that_cannot_be_started_is_said(
     async def none(*_: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(ProcessBeside, "start", none)
+    monkeypatch.setattr(HelperProcess, "start", none)
     body = spans_of(make_span(claim, "large", text="x" * 100_000).model_dump(mode="json"))
     assert await _post(agent, "/v1/agl/spans", {"Content-Type": "application/json"}, body) == 503
     monkeypatch.undo()

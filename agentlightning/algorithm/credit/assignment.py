@@ -120,9 +120,9 @@ def explained_variance(batches: Sequence[Sequence[CreditedCall]], values: Values
         return 0.0
     returns_E = np.concatenate([c.returns for c in calls if c.returns is not None])
     values_E = np.concatenate([values.get(c.call.info.call_id, np.zeros_like(c.returns)) for c in calls])
-    asked_E = np.isfinite(returns_E)
-    spread = float(np.var(returns_E[asked_E])) if asked_E.any() else 0.0
-    return 1.0 - float(np.var((returns_E - values_E)[asked_E])) / spread if spread > 1e-8 else 0.0
+    valued_E = np.isfinite(returns_E)
+    spread = float(np.var(returns_E[valued_E])) if valued_E.any() else 0.0
+    return 1.0 - float(np.var((returns_E - values_E)[valued_E])) / spread if spread > 1e-8 else 0.0
 
 
 def _worth(

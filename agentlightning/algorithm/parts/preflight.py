@@ -62,7 +62,7 @@ class Preflight:
         learned: bool = False,
         compares: bool = True,
         flat_steps: int = FLAT_STEPS,
-        turned_away: Mapping[str, int] | None = None,
+        refused_requests: Mapping[str, int] | None = None,
         selected_by: Mapping[str, str] | None = None,
         objections: Objections = no_objections,
         settings: Mapping[str, Any] | None = None,
@@ -75,7 +75,7 @@ class Preflight:
         compares: the algorithm learns from how rollouts of a step differ.
         flat_steps: steps in a row without any difference after which a run that has never learned stops; 0: nothing
             that earns the same ends the run.
-        turned_away: what the gateway counts of requests that belonged to no attempt.
+        refused_requests: what the gateway counts of requests that belonged to no attempt.
         selected_by: the settings that choose which calls are trained.
         objections: asked about the first step's rollouts, with `settings`.
         goes_on: what would be refused is said instead, and the run goes on.
@@ -85,7 +85,7 @@ class Preflight:
         self._goes_on = goes_on
         self._selected_by = selected_by or {}
         self._flat_steps = flat_steps
-        self._turned_away = {} if turned_away is None else turned_away
+        self._refused_requests = {} if refused_requests is None else refused_requests
         self._rule = rule
         self._policies = policies
         self._compares = compares
@@ -100,7 +100,7 @@ class Preflight:
         """After learning, all rollouts of `FLAT_STEPS` steps, `SOLVED_ROLLOUTS` or more, earned the highest reward."""
         self.stuck = False
         """There has been nothing to learn for a while, just now: what was learned by then should be saved."""
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._rewards: list[float] = []
 
     def check(self, episodes: Sequence[Episode]) -> None:
@@ -114,7 +114,7 @@ class Preflight:
         self._failed = 0 if usable else self._failed + 1
         unanswered = not usable and all(e.refused and not e.calls for e in episodes)
         if unanswered:
-            self._refuse(str(unheard(episodes, self._turned_away)))
+            self._refuse(str(unheard(episodes, self._refused_requests)))
         elif not usable and (not self._learned or self._failed >= FLAT_STEPS):
             self._refuse(
                 f"There is nothing to learn from in this step. {most_fail(failed, len(episodes))}\n"
@@ -127,7 +127,7 @@ class Preflight:
             return
         if not any(e.calls for e in usable):
             silent = self._heard and not any(e.refused for e in usable)
-            self._refuse(str(calls_no_longer() if silent else unheard(episodes, self._turned_away)))
+            self._refuse(str(calls_no_longer() if silent else unheard(episodes, self._refused_requests)))
         elif not any(e.sampled_tokens for e in usable):
             self._refuse(str(nothing_trained(usable, self._selected_by)))
         self._heard = True
@@ -197,8 +197,8 @@ class Preflight:
 
     def _tell(self, text: str, key: str | None = None, *, verdict: bool = False) -> None:
         key = key or text.split(". ", 1)[-1]
-        if key not in self._told:
-            self._told.add(key)
+        if key not in self._reported:
+            self._reported.add(key)
             (self._reporter.verdict if verdict else self._reporter.warn)(text)
 
 
@@ -237,7 +237,7 @@ class Checks(SettingsGroup, Part):
                 learned=run.step > 0,
                 compares=settings.samples and not settings.credit_mode.teacher and rollouts > 1,
                 flat_steps=self.flat_steps,
-                turned_away=context.turned_away,
+                refused_requests=context.refused_requests,
                 selected_by=context.selected_by,
                 objections=context.objections,
                 settings=flattened(settings, shown=False),

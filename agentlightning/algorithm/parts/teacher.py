@@ -54,10 +54,10 @@ class EndpointTeacher:
         """Log-probs of each call's response tokens. Raises JudgeError if the endpoint does not give them."""
         import aiohttp
 
-        from agentlightning.outgoing import http_session
+        from agentlightning.net.outgoing import http_session
 
         whole = [np.concatenate([c.prompt_ids, c.response_ids]) for c in calls]
-        asked = longest_of(whole)
+        sequences = longest_of(whole)
         turns = asyncio.Semaphore(AT_ONCE)
         headers = {"Authorization": f"Bearer {os.environ[KEY]}"} if KEY in os.environ else {}
         timeout = aiohttp.ClientTimeout(total=SECONDS)
@@ -67,8 +67,8 @@ class EndpointTeacher:
                 async with turns:
                     return await self._ask(session, ids)
 
-            found = dict(zip(asked, await asyncio.gather(*(one(whole[n]) for n in asked)), strict=True))
-        holding = [next(n for n in asked if _holds(whole[n], ids)) for ids in whole]
+            found = dict(zip(sequences, await asyncio.gather(*(one(whole[n]) for n in sequences)), strict=True))
+        holding = [next(n for n in sequences if _holds(whole[n], ids)) for ids in whole]
         return [
             found[n][len(c.prompt_ids) : len(c.prompt_ids) + len(c.response_ids)]
             for n, c in zip(holding, calls, strict=True)
@@ -93,7 +93,7 @@ class EndpointTeacher:
     async def _post(self, session: Any, ids: Int32Array, how: dict[str, Any]) -> Any:
         import aiohttp
 
-        from agentlightning.outgoing import RedirectError
+        from agentlightning.net.outgoing import RedirectError
 
         body = {"model": self._name, "prompt": ids.tolist(), "max_tokens": 1, "temperature": 0.0, **how}
         said = ""

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import aiohttp
 
 from agentlightning.engine.base import Engine, SamplingParams, concat
-from agentlightning.outgoing import RedirectError, http_session
+from agentlightning.net.outgoing import RedirectError, http_session
 from agentlightning.rendering.base import Rendering
 
 Message = Mapping[str, str]
@@ -132,18 +132,18 @@ class EngineCritic:
     async def complete(self, question: Question) -> Mapping[str, Any]:
         rendering = await asyncio.to_thread(self._load)
         prompt = rendering.render([dict(m) for m in question.messages], None)
-        room = (await self._engine.info()).max_context - len(prompt)
-        if room < 1:
+        left = (await self._engine.info()).max_context - len(prompt)
+        if left < 1:
             raise _CriticRefused(
                 f"its {len(prompt):,} tokens leave no room for an answer in max_context", passing=False
             )
-        asked = (question.body.get("response_format") or {}).get("json_schema")
+        schema = (question.body.get("response_format") or {}).get("json_schema")
         reasons = rendering.starts_in_reasoning(prompt)
         params = SamplingParams(
             temperature=question.temperature,
-            max_tokens=min(question.max_tokens, room),
+            max_tokens=min(question.max_tokens, left),
             stop_token_ids=rendering.stop_token_ids,
-            grammar=asked and rendering.grammar(asked["schema"], None, in_reasoning=reasons),
+            grammar=schema and rendering.grammar(schema["schema"], None, in_reasoning=reasons),
         )
         ids = concat([chunk async for chunk in self._engine.generate(prompt, params)]).ids
         text = rendering.parse(ids, prompt, None).content

@@ -105,12 +105,12 @@ class Evaluator:
         """The trials of a candidate so far, by task."""
         return {task: t for (key, where, task), t in self._known.items() if (key, where) == (candidate.key, split)}
 
-    async def run(self, asked: Sequence[EvaluationRequest], status: str) -> list[list[Trial]]:
+    async def run(self, wanted: Sequence[EvaluationRequest], status: str) -> list[list[Trial]]:
         """The trials of each request, in the order of its tasks; what is known already costs nothing.
 
         Raises BudgetSpent before anything is begun if the rest does not cover all that is new, and Stopped.
         """
-        new: list[_Wanted] = list(dict.fromkeys((a.candidate, a.split, task) for a in asked for task in a.tasks))
+        new: list[_Wanted] = list(dict.fromkeys((a.candidate, a.split, task) for a in wanted for task in a.tasks))
         new = [item for item in new if (item[0].key, item[1], item[2]) not in self._known]
         self._ledger.admit_rollouts(len(new))
         for (candidate, split, task), record in zip(new, await self._records(new, status), strict=True):
@@ -118,7 +118,7 @@ class Evaluator:
             self._known[candidate.key, split, task] = trial
             self._ledger.agent_input += trial.input_tokens
             self._ledger.agent_output += trial.output_tokens
-        return [[self._known[a.candidate.key, a.split, task] for task in a.tasks] for a in asked]
+        return [[self._known[a.candidate.key, a.split, task] for task in a.tasks] for a in wanted]
 
     async def resources_id(self, candidate: Candidate) -> str:
         """The resources with the candidate's texts, stored once."""

@@ -98,7 +98,7 @@ class PromptRun:
         )
         self._critic = settings.make_critic()
         self._journal = Journal(context.run_dir / JOURNAL_FILE)
-        self._asked: Counter[str] = Counter()
+        self._requests: Counter[str] = Counter()
         self._began = time.monotonic()
         self.val_order: Sequence[int] = shuffled(range(len(val)), settings.seed)
         """The validation tasks in the order in which they are used."""
@@ -178,9 +178,9 @@ class PromptRun:
 
     # ---- rollouts --------------------------------------------------------------------------------------------------
 
-    async def evaluate(self, asked: Sequence[EvaluationRequest], status: str) -> list[list[Trial]]:
+    async def evaluate(self, wanted: Sequence[EvaluationRequest], status: str) -> list[list[Trial]]:
         """Runs trials of candidates, as `Evaluator.run` does."""
-        return await self._evaluator.run(asked, status)
+        return await self._evaluator.run(wanted, status)
 
     def known(self, candidate: Candidate, split: Split = "val") -> dict[int, Trial]:
         """The validation trials of a candidate so far, by task."""
@@ -252,8 +252,8 @@ class PromptRun:
 
     def _numbered(self, key: str) -> str:
         """The same question put several times is answered several times."""
-        self._asked[key] += 1
-        return f"{self._under}{key}-{self._asked[key]}"
+        self._requests[key] += 1
+        return f"{self._under}{key}-{self._requests[key]}"
 
     async def _ask(self, key: str, question: Question) -> CriticAnswer | CriticFailure:
         known = self._journal.get(key)
@@ -283,8 +283,8 @@ class PromptRun:
             left = [t for t in self.val_order if t not in self.known(candidate) or t not in self.known(self.incumbent)]
             if verdict.better or verdict.difference <= 0 or not left:
                 break
-            asked = [EvaluationRequest(c, "val", left[:batch]) for c in (candidate, self.incumbent)]
-            await self.evaluate(asked, "comparing with the incumbent")
+            wanted = [EvaluationRequest(c, "val", left[:batch]) for c in (candidate, self.incumbent)]
+            await self.evaluate(wanted, "comparing with the incumbent")
         if verdict.better:
             await self._promote(candidate, verdict)
         elif verdict.difference > 0 and (self.closest is None or verdict.e_value > self.closest[1].e_value):

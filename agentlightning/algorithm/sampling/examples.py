@@ -194,11 +194,11 @@ def _from_other_forms(row: Any) -> str:
             "for value. "
         )
     pairs = (("prompt", "completion"), ("instruction", "output"), ("question", "answer"), ("prompt", "response"))
-    asked, said = next((pair for pair in pairs if {*pair} <= {*row}), ("", ""))
-    if not asked:
+    question, said = next((pair for pair in pairs if {*pair} <= {*row}), ("", ""))
+    if not question:
         return ""
     return (
-        f"Write its {asked} and its {said} as messages: [{{'role': 'user', 'content': row[{asked!r}]}}, "
+        f"Write its {question} and its {said} as messages: [{{'role': 'user', 'content': row[{question!r}]}}, "
         f"{{'role': 'assistant', 'content': row[{said!r}]}}]. "
     )
 

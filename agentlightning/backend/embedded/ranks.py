@@ -68,9 +68,9 @@ class Leader:
     def __init__(self, policy: Policy, settings: ProcessSettings) -> None:
         """`policy` is the whole model. Starts the other ranks; raises what any rank finds wrong with the model."""
         self.policy = policy
-        elsewhere = settings.followers
-        self._followers = [reach(a) for a in elsewhere] or [start_here() for _ in range(1, settings.ranks)]
-        meeting = _meeting(self._followers[0].sock.getsockname()[0] if elsewhere else "127.0.0.1")
+        addresses = settings.followers
+        self._followers = [reach(a) for a in addresses] or [start_here() for _ in range(1, settings.ranks)]
+        meeting = _meeting(self._followers[0].sock.getsockname()[0] if addresses else "127.0.0.1")
         for rank, follower in enumerate(self._followers, 1):
             place = RankPlace(rank, settings.ranks, meeting)
             threading.Thread(target=self._watch, args=(rank, follower), daemon=True).start()

@@ -44,12 +44,12 @@ class ScoredCalls(msgspec.Struct, frozen=True):
     entropies: Sequence[Sequence[float]]
 
 
-def scored(asked: ScoreRequest) -> ScoredCalls:
+def scored(request: ScoreRequest) -> ScoredCalls:
     """Raises ModelError where the model cannot be loaded, or has not these tokens."""
-    learner = TorchLearner(load_policy(asked.model, device=asked.device, dtype=asked.dtype))
+    learner = TorchLearner(load_policy(request.model, device=request.device, dtype=request.dtype))
     learner.policy.activate()
-    logprobs_E, entropy_E = learner.scores(packed(asked.calls))
-    ends = np.cumsum([len(call.response_ids) for call in asked.calls])[:-1]
+    logprobs_E, entropy_E = learner.scores(packed(request.calls))
+    ends = np.cumsum([len(call.response_ids) for call in request.calls])[:-1]
     return ScoredCalls(*([part.tolist() for part in np.split(whole, ends)] for whole in (logprobs_E, entropy_E)))
 
 
@@ -79,8 +79,8 @@ def packed(calls: Sequence[AskedCall]) -> PackedBatch:
 
 def main() -> None:
     """Read what is asked, and write what came of it."""
-    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=ScoreRequest)
-    sys.stdout.buffer.write(msgspec.json.encode(scored(asked)))
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=ScoreRequest)
+    sys.stdout.buffer.write(msgspec.json.encode(scored(request)))
 
 
 if __name__ == "__main__":

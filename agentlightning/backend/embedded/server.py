@@ -171,7 +171,7 @@ class ModelServer:
 
     def _drains_first(self, call: MethodCall) -> bool:
         """Whether running requests of the call's policy must finish before it can be done."""
-        return self._is_drained_for(call) and self._engine.asked_of(call.policy)[0] > 0
+        return self._is_drained_for(call) and self._engine.load_of(call.policy)[0] > 0
 
     def _is_drained_for(self, call: MethodCall) -> bool:
         return self._drains and isinstance(call.verb, _DRAINED_FIRST)
@@ -195,7 +195,7 @@ class ModelServer:
         message = self._inbox.poll()
         if message is None and not self._calls and not self._can_step():
             self._clock.turn_to("idle")
-            held = [name for name in self._held() if any(self._engine.asked_of(name))]
+            held = [name for name in self._held() if any(self._engine.load_of(name))]
             self._idle = True
             message = self._inbox.wait(PUBLISH_SECONDS if held else None)
             self._idle = False

@@ -37,10 +37,10 @@ from agentlightning.backend.ray.engine import RayEngine
 from agentlightning.backend.ray.engines import Engines
 from agentlightning.backend.ray.folder import base_of, pack, set_base, unpack
 from agentlightning.backend.ray.host import Host, LearnerRank, Porter
+from agentlightning.backend.ray.needs import Need, on_other_machines
 from agentlightning.backend.ray.on_verl import driver_settings, refuse_for_verl
 from agentlightning.backend.ray.on_vllm import vllm_servers
 from agentlightning.backend.ray.options import parse_options
-from agentlightning.backend.ray.room import Need, away_from
 from agentlightning.backend.ray.server import Placed, RayServer, arrived
 from agentlightning.backend.vllm.backend import served_by
 from agentlightning.backend.vllm.engine import VLLMEngine
@@ -111,9 +111,9 @@ class RayBackend(EmbeddedBackend):
             *(self._host(LearnerRank, placement, bundle, name) for bundle, name in names.items())
         )
         stack.push_async_callback(self._clean_up, self._learners)
-        beside = await self._beside_workers(stack, placement) if on_verl else []
+        porters = await self._porters(stack, placement) if on_verl else []
         settings = msgspec.structs.replace(
-            await self._models.carried(self._settings, self._learners, beside=beside),
+            await self._models.carried(self._settings, self._learners, porters=porters),
             max_context=MIN_CONTEXT,
             max_concurrency=1,
             learning_threads=max(1, int(self._options.cpus_per_rank)) * len(self._learners),
@@ -128,23 +128,23 @@ class RayBackend(EmbeddedBackend):
         stack.push_async_callback(self.process.close)
         return await self.process.start()
 
-    async def _beside_workers(self, stack: AsyncExitStack, placement: Placement) -> list[Placed]:
+    async def _porters(self, stack: AsyncExitStack, placement: Placement) -> list[Placed]:
         """Who takes the model in a folder, on each machine where verl's workers will be and their driver is not."""
         if not is_folder(self._settings.model):
             return []
         ranks = self._spec.ranks
-        bundles = away_from(ranks, range(ranks), await placement.machines())
+        bundles = on_other_machines(ranks, range(ranks), await placement.machines())
         hosts = await asyncio.gather(
-            *(self._host(Porter, placement, bundle, f"files of worker {bundle}", beside=True) for bundle in bundles)
+            *(self._host(Porter, placement, bundle, f"files of worker {bundle}", unreserved=True) for bundle in bundles)
         )
         stack.push_async_callback(self._clean_up, hosts)
         return hosts
 
     async def _host(
-        self, kind: type[Host], placement: Placement, bundle: int, name: str, *, beside: bool = False
+        self, kind: type[Host], placement: Placement, bundle: int, name: str, *, unreserved: bool = False
     ) -> Placed:
         level = logging.getLogger().getEffectiveLevel()
-        actor = placement.place(kind, bundle, name, level, self._folder, beside=beside)
+        actor = placement.place(kind, bundle, name, level, self._folder, unreserved=unreserved)
         self._hosts[name] = host = await arrived(name, actor, self._options.start_seconds, self._at)
         return host
 

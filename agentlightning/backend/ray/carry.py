@@ -42,10 +42,10 @@ class CarriedModels:
         self._locks: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def carried(
-        self, settings: ProcessSettings, hosts: Sequence[Placed], *, beside: Sequence[Placed] = ()
+        self, settings: ProcessSettings, hosts: Sequence[Placed], *, porters: Sequence[Placed] = ()
     ) -> ProcessSettings:
-        """The settings with paths that all these hosts' machines have, and of the model also those of the hosts
-        `beside`. A name of the hub stays as it is, each machine loads that itself."""
+        """The settings with paths that all these hosts' machines have, and of the model also those of the
+        `porters`. A name of the hub stays as it is, each machine loads that itself."""
 
         async def moved(path: str) -> str:
             return await self.path(path, hosts)
@@ -53,7 +53,7 @@ class CarriedModels:
         reference = settings.learner.reference
         return msgspec.structs.replace(
             settings,
-            model=await self.path(settings.model, [*hosts, *beside]),
+            model=await self.path(settings.model, [*hosts, *porters]),
             policies={alias: path and await moved(path) for alias, path in settings.policies.items()},
             learner=msgspec.structs.replace(settings.learner, reference=reference and await moved(reference)),
         )

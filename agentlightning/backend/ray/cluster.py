@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from agentlightning.backend.ray.needs import Need, fits_on, lacking, too_small, waiting
 from agentlightning.backend.ray.options import Layout, RayOptions
-from agentlightning.backend.ray.room import Need, has_room, lacking, too_small, waiting
 from agentlightning.errors import ConfigError, EngineError, missing_extra
 
 logger = logging.getLogger(__name__)
@@ -69,13 +69,13 @@ class Placement:
                 await placement.give_back()
         return placement if found else None
 
-    def place(self, kind: type, bundle: int, *arguments: Any, at_once: int = 4, beside: bool = False) -> Any:
+    def place(self, kind: type, bundle: int, *arguments: Any, at_once: int = 4, unreserved: bool = False) -> Any:
         """An actor of this kind in a bundle, with so many calls at once; Ray starts it when there is room again. One
-        that is `beside` what computes there takes nothing of what is reserved."""
+        that is `unreserved` takes nothing of what is reserved."""
         import ray  # pyright: ignore[reportMissingImports]
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # pyright: ignore[reportMissingImports]
 
-        resources = {} if beside else self.group.bundle_specs[bundle]
+        resources = {} if unreserved else self.group.bundle_specs[bundle]
         return (
             ray.remote(kind)
             .options(
@@ -129,7 +129,7 @@ async def reserve(needs: Sequence[Need], options: RayOptions, how: Layout) -> Pl
     from ray.util import placement_group, remove_placement_group  # pyright: ignore[reportMissingImports]
 
     bundles = [bundle for need in needs for bundle in need.bundles()]
-    if not has_room(needs, _machines(), apart=how == "STRICT_SPREAD"):
+    if not fits_on(needs, _machines(), apart=how == "STRICT_SPREAD"):
         hint = f"Waiting {options.wait_seconds:g} s for it to grow."
         logger.warning("%s", too_small(needs, _machines(), _free(), hint=hint))
     group = await asyncio.to_thread(placement_group, bundles, strategy=how)

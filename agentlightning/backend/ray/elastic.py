@@ -20,7 +20,7 @@ from typing import Any, Generic, NoReturn
 
 from agentlightning.backend.fleet import Fleet, Replica
 from agentlightning.backend.ray.cluster import Placement
-from agentlightning.backend.ray.room import Need, Resources, has_room
+from agentlightning.backend.ray.needs import Need, Resources, fits_on
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class Elastic(Generic[Replica]):
     async def _add(self, need: Need, seen: Look) -> None:
         """One engine, if there is room for it. Nothing is asked of the cluster that is not there, so that nothing grows
         for it."""
-        if not has_room([need], list(seen.free.values())):
+        if not fits_on([need], list(seen.free.values())):
             return
         placement = await Placement.of(need.bundles(), "PACK", _PLACE_SECONDS)
         if placement is None:

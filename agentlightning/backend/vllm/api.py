@@ -13,7 +13,7 @@ import msgspec
 
 from agentlightning.backend.vllm.wire import WireAnswer, read_answer
 from agentlightning.errors import BackendDied, ConfigError, EngineError
-from agentlightning.outgoing import http_session
+from agentlightning.net.outgoing import http_session
 
 HEALTH_SECONDS = 40.0
 """How long a server may take to say that it is well; on a busy machine a good one may need many."""
@@ -69,9 +69,9 @@ class VLLMApi:
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[WireAnswer, None]:
         """An answer in parts, as they are sampled."""
-        asked = self._json({**body, "stream": True, "stream_options": {"include_usage": True}})
+        content = self._json({**body, "stream": True, "stream_options": {"include_usage": True}})
         try:
-            async with self._client().post(self.url + "/inference/v1/generate", data=asked) as response:
+            async with self._client().post(self.url + "/inference/v1/generate", data=content) as response:
                 if response.status != 200:
                     raise _refusal(response.status, await response.text())
                 async for line in response.content:
@@ -98,8 +98,8 @@ class VLLMApi:
 
     async def check(self, path: str, sums: Sums) -> None:
         """Raises EngineError where the server sees something else in a directory than what the learner wrote there."""
-        asked = {"method": "agl_damaged", "args": [path, msgspec.json.encode(sums).decode()]}
-        said = json.loads(await self._post("/collective_rpc", asked))
+        body = {"method": "agl_damaged", "args": [path, msgspec.json.encode(sums).decode()]}
+        said = json.loads(await self._post("/collective_rpc", body))
         if damaged := sorted(name for names in said["results"] for name in names):
             raise EngineError(
                 f"Weights were damaged on their way to the vLLM server at {self.url}: {_some(damaged)}. "

@@ -49,9 +49,9 @@ def arguments(program: str, served: ServerContent, options: ServerOptions, host:
     """The command line. What `options.args` repeats wins, because it comes last."""
     lora = []
     if served.lora_rank is not None:
-        room = next(r for r in _LORA_RANKS if r >= served.lora_rank)
+        max_rank = next(r for r in _LORA_RANKS if r >= served.lora_rank)
         # Of each policy the adapter before stays as long as requests are under way that began with it.
-        lora = ["--enable-lora", "--max-lora-rank", str(room)]
+        lora = ["--enable-lora", "--max-lora-rank", str(max_rank)]
         lora += ["--max-loras", str(2 * served.adapters), "--max-cpu-loras", str(4 * served.adapters)]
     # vLLM 0.32 on a CPU ends when the prompt of a request with a seed is computed in pieces; and keeps contexts in
     # blocks of 128 tokens by itself, so that what short prompts have in common would be computed for each of them.

@@ -98,8 +98,8 @@ class VLLMEngine:
     ) -> dict[str, Any]:
         info = self._shared.info
         # Scoring asks for one token behind the response.
-        room = max(1, info.max_context - len(prompt_ids) - scored)
-        wanted = sampling(params, room=room, eos_ids=info.eos_ids, seed=params.seed)
+        left = max(1, info.max_context - len(prompt_ids) - scored)
+        wanted = sampling(params, most_tokens=left, eos_ids=info.eos_ids, seed=params.seed)
         return {**_of(target), "token_ids": prompt_ids.tolist(), "sampling_params": wanted}
 
     async def _whole(
@@ -120,8 +120,8 @@ class VLLMEngine:
                 lambda scoring: replica.api.generate({**_of(target), **scoring}), prompt_ids, chunk, params
             )
         if params.prompt_logprobs is not None:
-            told = prompt_of(answer, prompt_ids, params.prompt_logprobs)
-            chunk = msgspec.structs.replace(chunk, prompt=told)
+            prompt = prompt_of(answer, prompt_ids, params.prompt_logprobs)
+            chunk = msgspec.structs.replace(chunk, prompt=prompt)
         return split(chunk, versions)
 
     async def _parts(

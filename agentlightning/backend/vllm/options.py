@@ -94,8 +94,8 @@ def find_vllm(command: str | None) -> str:
         if found is None:
             raise ConfigError(f"backend_options: there is no program '{command}' to start vLLM with.")
         return found
-    beside = Path(sys.executable).with_name("vllm")
-    found = str(beside) if beside.is_file() else shutil.which("vllm")
+    installed = Path(sys.executable).with_name("vllm")
+    found = str(installed) if installed.is_file() else shutil.which("vllm")
     if found is None:
         hint = missing_extra("vllm", "vllm")
         raise ConfigError(

@@ -73,11 +73,11 @@ async def _at_temperature(
     """The rows at another temperature."""
     # Two log-probs are the sampled token's and the most probable one's.
     slots = asyncio.Semaphore(AT_ONCE)
-    asked = {"max_tokens": 1, "temperature": temperature, "logprobs": 2, "detokenize": False}
+    settings = {"max_tokens": 1, "temperature": temperature, "logprobs": 2, "detokenize": False}
 
     async def at_place(place: int, row: dict[int, float]) -> dict[int, float]:
         async with slots:
-            answer = await generate({"token_ids": whole[:place], "sampling_params": asked})
+            answer = await generate({"token_ids": whole[:place], "sampling_params": settings})
         content = (answer.choices[0].logprobs or Logprobs()).content
         assert content, answer
         highest = max(a.logprob for a in (*content[0].top_logprobs, content[0]))

@@ -80,9 +80,9 @@ class WireAnswer(msgspec.Struct, frozen=True):
 read_answer = msgspec.json.Decoder(WireAnswer).decode
 
 
-def sampling(params: SamplingParams, *, room: int, eos_ids: Sequence[int], seed: int | None) -> dict[str, Any]:
-    """What vLLM is asked for. `room` is how many tokens fit behind the prompt."""
-    most = room if params.max_tokens is None else min(params.max_tokens, room)
+def sampling(params: SamplingParams, *, most_tokens: int, eos_ids: Sequence[int], seed: int | None) -> dict[str, Any]:
+    """What vLLM is asked for. `most_tokens` is how many tokens fit behind the prompt."""
+    most = most_tokens if params.max_tokens is None else min(params.max_tokens, most_tokens)
     found: dict[str, Any] = {
         "temperature": params.temperature,
         "top_p": params.top_p,

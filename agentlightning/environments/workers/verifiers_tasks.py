@@ -46,20 +46,20 @@ def load(name: str, given: dict[str, Any]) -> Any:
     made = config.model_validate({"taskset": {**given["arguments"], "id": name}, role: agent})
     [spec] = agent_config_fields(made).values()
     spec.retries = made.retries = type(spec.retries)()
-    placed(made, spec, asked=given["runtime"] is not None, authors="runtime" in authors.model_fields_set)
+    placed(made, spec, chosen=given["runtime"] is not None, authors="runtime" in authors.model_fields_set)
     return kind(made)
 
 
-def placed(made: Any, spec: Any, *, asked: bool, authors: bool) -> None:
+def placed(made: Any, spec: Any, *, chosen: bool, authors: bool) -> None:
     """Let its program run where the user or the environment's author says, else on this machine (verifiers' own default
     is a sandbox that somebody sells), where only a program runs unasked that executes nothing the model writes."""
     from verifiers.v1.runtimes import SubprocessConfig
     from verifiers.v1.utils.loaders import harness_class
 
-    if not asked and not authors:
+    if not chosen and not authors:
         spec.runtime = SubprocessConfig()
     [program] = made.agent_harnesses().values()
-    if not asked and isinstance(spec.runtime, SubprocessConfig) and harness_class(program.id).EXECUTES_CODE:
+    if not chosen and isinstance(spec.runtime, SubprocessConfig) and harness_class(program.id).EXECUTES_CODE:
         raise SystemExit(
             f"The agent's program (harness {program.id}) executes what the model writes. Say where: in a container "
             "(runtime=docker or runtime=podman), or on this machine, with all that you may do on it "

@@ -68,10 +68,10 @@ class GradedCompletion(LitAgent[Any]):
 
     def check_resources(self, resources: NamedResources) -> None:
         """Raises ConfigError where the policy would grade itself, and be trained on its grades."""
-        asked = next((resource.model for resource in resources.values() if isinstance(resource, LLM)), None)
-        if self._models is None and asked in self.grader.models:
+        model = next((resource.model for resource in resources.values() if isinstance(resource, LLM)), None)
+        if self._models is None and model in self.grader.models:
             raise ConfigError(
-                f"The grader asks the model {asked!r}, which is the one that is trained. Give another model in "
+                f"The grader asks the model {model!r}, which is the one that is trained. Give another model in "
                 "Trainer(models={…}), and its name in the grader."
             )
 

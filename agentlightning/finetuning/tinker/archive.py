@@ -62,7 +62,7 @@ class Archive:
         self._records = records
         self.folder = folder
         self._deleted = deleted
-        self.check_room: Callable[[str], None] = lambda owner: None
+        self.check_quota: Callable[[str], None] = lambda owner: None
         """Raises `Refusal` where a key may not have further checkpoints."""
         records.define(_TABLES)
         make_folder(folder)
@@ -162,7 +162,7 @@ class Archive:
 
         Raises `Refusal` where the key's checkpoints take what they may.
         """
-        self.check_room(owner)
+        self.check_quota(owner)
         path = f"{SCHEME}{run}/{kind}/{name}"
         place = self._place({"run": run, "kind": kind, "name": name})
         if self._row(path) is not None:

@@ -97,14 +97,14 @@ class LoadedBase:
         if one is not None and one.ready.done() and (one.ready.cancelled() or one.ready.exception()):
             one = self._sampled.pop(key) and None
         if one is None:
-            self._make_room()
+            self._end_an_idle_one()
             handle = self.policy(f"sampler-{hashlib.sha256(key.encode()).hexdigest()[:16]}")
             one = self._sampled[key] = _Sampled(handle, asyncio.ensure_future(handle.add(key, learns=False)))
         self._sampled.move_to_end(key)
         one.uses += 1
         return one
 
-    def _make_room(self) -> None:
+    def _end_an_idle_one(self) -> None:
         while len(self._sampled) >= MOST_SAMPLED:
             idle = next((key for key, one in self._sampled.items() if not one.uses), None)
             if idle is None:
@@ -166,7 +166,7 @@ class Bases:
             return loaded
         async with self._changing:
             if name not in self._loaded:
-                await self._make_room()
+                await self._end_an_idle_one()
                 self._loaded[name] = await self._load(self.find(name))
             return self._loaded[name]
 
@@ -174,7 +174,7 @@ class Bases:
         for name in list(self._loaded):
             await self._end(name)
 
-    async def _make_room(self) -> None:
+    async def _end_an_idle_one(self) -> None:
         if len(self._loaded) < self._most:
             return
         idle = next((name for name, one in self._loaded.items() if one.is_idle), None)

@@ -72,7 +72,7 @@ class Datum:
     tokens_T: Int32Array
     targets: Int32Array
     """Shape [T] or [T, K]."""
-    asked: np.ndarray
+    present: np.ndarray
     """Which targets there are; all, unless they were given sparsely."""
     values: Mapping[str, Float32Array]
 
@@ -174,8 +174,8 @@ def _datum(i: int, datum: Any, loss: str, form: LossForm, config: Mapping[str, f
         )
     if missing := sorted(({"target_tokens"} | form.inputs) - {*inputs}):
         raise Refusal(f"{where}.loss_fn_inputs has no '{missing[0]}', which {loss} needs.", param=missing[0])
-    targets, asked = _array(where, "target_tokens", inputs["target_tokens"])
-    if targets.ndim not in (1, 2) or len(targets) != len(tokens_T) or not asked.any():
+    targets, present = _array(where, "target_tokens", inputs["target_tokens"])
+    if targets.ndim not in (1, 2) or len(targets) != len(tokens_T) or not present.any():
         raise Refusal(
             f"{where}.target_tokens has the shape {targets.shape}; it is [{len(tokens_T)}] or [{len(tokens_T)}, K], "
             "one row for each token of model_input.",
@@ -190,7 +190,7 @@ def _datum(i: int, datum: Any, loss: str, form: LossForm, config: Mapping[str, f
     return Datum(
         tokens_T,
         targets.astype(np.int32),
-        asked,
+        present,
         {
             "advantages": values[form.advantages],
             "old": values.get("logprobs", np.zeros(targets.shape, dtype=np.float32)),
@@ -264,7 +264,7 @@ def _parts(data: Sequence[Datum]) -> Iterator[list[Datum]]:
     part: list[Datum] = []
     size = 0
     for datum in data:
-        cost = max(len(datum.tokens_T), int(datum.asked.sum()))
+        cost = max(len(datum.tokens_T), int(datum.present.sum()))
         if part and size + cost > PASS_TOKENS:
             yield part
             part, size = [], 0
@@ -275,20 +275,20 @@ def _parts(data: Sequence[Datum]) -> Iterator[list[Datum]]:
 
 def _packed(part: Sequence[Datum]) -> PackedBatch:
     tree = build_tree([datum.tokens_T for datum in part])
-    counts = [int(datum.asked.sum()) for datum in part]
+    counts = [int(datum.present.sum()) for datum in part]
     number_E = np.repeat(np.arange(len(part), dtype=np.int32), counts)
 
     def joined(name: str) -> Float32Array:
-        return np.concatenate([datum.values[name][datum.asked] for datum in part])
+        return np.concatenate([datum.values[name][datum.present] for datum in part])
 
-    sources = [tree.locate(i, np.nonzero(datum.asked)[0].astype(np.int32)) for i, datum in enumerate(part)]
+    sources = [tree.locate(i, np.nonzero(datum.present)[0].astype(np.int32)) for i, datum in enumerate(part)]
     return PackedBatch(
         ids_N=tree.ids_N,
         positions_N=tree.positions_N,
         starts_S=tree.starts_S,
         parents_S=tree.parents_S,
         source_E=np.concatenate(sources),
-        targets_E=np.concatenate([datum.targets[datum.asked] for datum in part]),
+        targets_E=np.concatenate([datum.targets[datum.present] for datum in part]),
         sequence_E=number_E,
         group_E=number_E,
         old_logprobs_E=joined("old"),
@@ -306,8 +306,8 @@ def written(parts: Sequence[tuple[Sequence[Datum], PassResult]]) -> bytes:
     for data, result in parts:
         start = 0
         for datum in data:
-            logprobs, end = np.zeros(datum.targets.shape, dtype=np.float32), start + int(datum.asked.sum())
-            logprobs[datum.asked] = result.logprobs[start:end]
+            logprobs, end = np.zeros(datum.targets.shape, dtype=np.float32), start + int(datum.present.sum())
+            logprobs[datum.present] = result.logprobs[start:end]
             shaped.append(logprobs)
             start = end
     for trailing, same in groupby(shaped, key=lambda logprobs: logprobs.shape[1:]):

@@ -142,25 +142,25 @@ def _sessions_of(call: TinkerCall) -> list[TinkerSession]:
 
 
 async def search_sessions(call: TinkerCall) -> Any:
-    asked = await call.read(bodies.SearchSessions)
-    if asked.owner not in (None, {"type": "own"}):
+    body = await call.read(bodies.SearchSessions)
+    if body.owner not in (None, {"type": "own"}):
         raise Refusal("owner is to be the key's own; a key sees no other's sessions.", param="owner")
-    wanted = [status.get("type") for status in asked.statuses or ()]
-    words = (asked.display_name or "").lower().split()
+    wanted = [status.get("type") for status in body.statuses or ()]
+    words = (body.display_name or "").lower().split()
 
     def fits(one: TinkerSession) -> bool:
-        names = [one.id == asked.session_id] if asked.session_id else []
+        names = [one.id == body.session_id] if body.session_id else []
         if words:
             names.append(all(word in (one.display_name or "").lower() for word in words))
         status = "active" if one.finished is None else "client_finished"
-        same = all(str(one.metadata.get(name)) == value for name, value in asked.user_metadata.items())
+        same = all(str(one.metadata.get(name)) == value for name, value in body.user_metadata.items())
         return (not names or any(names)) and same and (not wanted or status in wanted)
 
     found = [one for one in _sessions_of(call) if fits(one)]
-    if asked.cursor is not None:
-        last = asked.cursor.get("last_session_id")
+    if body.cursor is not None:
+        last = body.cursor.get("last_session_id")
         found = found[next((i + 1 for i, one in enumerate(found) if one.id == last), len(found)) :]
-    page = found[: max(1, min(asked.limit, 200))]
+    page = found[: max(1, min(body.limit, 200))]
     cursor = {"last_created_at": _moment(page[-1].created_at), "last_session_id": page[-1].id} if page else None
     return {
         "sessions": [_summary(call, one) for one in page],
@@ -212,8 +212,8 @@ def _tokenizer(client: TrainingClient) -> str:
 
 async def forward_backward(call: TinkerCall) -> Any:
     body = await read_body(call.request, _MOST_DATA)
-    asked = await asyncio.to_thread(read_request, body, call.service.stable_reinforce)
-    return call.service.compute(call.owner, asked, len(body))
+    request = await asyncio.to_thread(read_request, body, call.service.stable_reinforce)
+    return call.service.compute(call.owner, request, len(body))
 
 
 async def optim_step(call: TinkerCall) -> Any:
@@ -254,8 +254,8 @@ async def sample(call: TinkerCall) -> Any:
 
 
 async def retrieve_future(call: TinkerCall) -> Any:
-    asked = await call.read(bodies.Retrieve)
-    return await call.service.promises.result(call.owner, asked.request_id)
+    body = await call.read(bodies.Retrieve)
+    return await call.service.promises.result(call.owner, body.request_id)
 
 
 async def cancel_future(call: TinkerCall) -> Any:
@@ -321,21 +321,21 @@ async def set_lifetime(call: TinkerCall) -> Any:
 
 
 async def copy_weights(call: TinkerCall) -> Any:
-    asked = await call.read(bodies.CopyWeights)
-    if asked.session_id is None or asked.model_seq_id is None:
+    body = await call.read(bodies.CopyWeights)
+    if body.session_id is None or body.model_seq_id is None:
         raise Refusal("Give session_id and model_seq_id.", param="session_id")
-    call.service.open_session(call.owner, asked.session_id)
-    archive, saved = call.service.archive, call.service.archive.find(call.owner, asked.source_path)
-    run, kind, name = f"{asked.session_id}:train:{asked.model_seq_id}", saved.row["kind"], saved.row["name"]
-    archive.check_new(run, kind, name, asked.ttl_seconds, overwrite=False)
+    call.service.open_session(call.owner, body.session_id)
+    archive, saved = call.service.archive, call.service.archive.find(call.owner, body.source_path)
+    run, kind, name = f"{body.session_id}:train:{body.model_seq_id}", saved.row["kind"], saved.row["name"]
+    archive.check_new(run, kind, name, body.ttl_seconds, overwrite=False)
     archive.add_run(
-        call.owner, run, asked.session_id, saved.run["base"], saved.run["rank"], saved.run["parts"].split(), None
+        call.owner, run, body.session_id, saved.run["base"], saved.run["rank"], saved.run["parts"].split(), None
     )
 
     async def write(place: Path) -> None:
         await asyncio.to_thread(shutil.copytree, saved.folder, place, dirs_exist_ok=True)
 
-    row = await archive.save(call.owner, run, kind, name, write, lifetime=asked.ttl_seconds)
+    row = await archive.save(call.owner, run, kind, name, write, lifetime=body.ttl_seconds)
     return {"tinker_path": row["id"]}
 
 

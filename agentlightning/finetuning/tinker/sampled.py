@@ -23,10 +23,10 @@ _EMPTY = -99999.0
 """The log-prob of an alternative that there is not."""
 
 
-def sampling_params(asked: bodies.SamplesRequest, *, owner: str) -> tuple[Int32Array, list[SamplingParams]]:
+def sampling_params(body: bodies.SamplesRequest, *, owner: str) -> tuple[Int32Array, list[SamplingParams]]:
     """The prompt, and the settings of each sample. Raises `Refusal`."""
     tokens: list[int] = []
-    for chunk in asked.prompt.chunks:
+    for chunk in body.prompt.chunks:
         if chunk.type != "encoded_text" or chunk.tokens is None:
             raise Refusal(
                 f"prompt has a chunk of the type {chunk.type[:50]!r}; this server has text models.", param="prompt"
@@ -35,15 +35,15 @@ def sampling_params(asked: bodies.SamplesRequest, *, owner: str) -> tuple[Int32A
     if not tokens or not all(0 <= token < 2**31 for token in tokens):
         raise Refusal("prompt has no token, or one that is no token id.", param="prompt")
     for name in ("topk_prompt_logprobs", "topk_sample_logprobs"):
-        if not 0 <= getattr(asked, name) <= MOST_ALTERNATIVES:
-            raise Refusal(f"{name} is {getattr(asked, name)}; it is from 0 to {MOST_ALTERNATIVES}.", param=name)
-    last = asked.prompt_logprobs_last_n
-    if last is not None and not (asked.prompt_logprobs and 1 <= last < len(tokens)):
+        if not 0 <= getattr(body, name) <= MOST_ALTERNATIVES:
+            raise Refusal(f"{name} is {getattr(body, name)}; it is from 0 to {MOST_ALTERNATIVES}.", param=name)
+    last = body.prompt_logprobs_last_n
+    if last is not None and not (body.prompt_logprobs and 1 <= last < len(tokens)):
         raise Refusal(
             "prompt_logprobs_last_n is from 1 to the prompt's tokens less one, and goes with prompt_logprobs.",
             param="prompt_logprobs_last_n",
         )
-    given, scores = asked.sampling_params, bool(asked.prompt_logprobs or asked.topk_prompt_logprobs)
+    given, scores = body.sampling_params, bool(body.prompt_logprobs or body.topk_prompt_logprobs)
     texts, ids, ignores_eos = _stops(given.stop)
     if not (0 <= given.temperature < math.inf and 0 < given.top_p <= 1 and (given.top_k == -1 or given.top_k >= 1)):
         raise Refusal(
@@ -58,13 +58,13 @@ def sampling_params(asked: bodies.SamplesRequest, *, owner: str) -> tuple[Int32A
         stop=texts,
         stop_token_ids=ids,
         ignore_eos=ignores_eos,
-        top_logprobs=asked.topk_sample_logprobs,
+        top_logprobs=body.topk_sample_logprobs,
         owner=owner,
     )
     params: list[SamplingParams] = []
-    for i in range(asked.num_samples):
+    for i in range(body.num_samples):
         seed = None if given.seed is None else (given.seed + i) % 2**63
-        prompt_logprobs = asked.topk_prompt_logprobs if scores and i == 0 else None
+        prompt_logprobs = body.topk_prompt_logprobs if scores and i == 0 else None
         params.append(msgspec.structs.replace(common, seed=seed, prompt_logprobs=prompt_logprobs))
     return np.array(tokens, dtype=np.int32), params
 
@@ -80,7 +80,7 @@ def _stops(stop: str | Sequence[str | int] | None) -> tuple[tuple[str, ...], tup
     return texts, ids, not stop
 
 
-def sample_response(asked: bodies.SamplesRequest, length: int, chunks: Sequence[Chunk]) -> bytes:
+def sample_response(body: bodies.SamplesRequest, length: int, chunks: Sequence[Chunk]) -> bytes:
     """A SampleResponse. Log-probs are over the whole vocabulary, at the request's temperature; those of the prompt at
     temperature 1."""
     response = SampleResponse(prompt_cache_hit_tokens=chunks[0].cached_tokens)
@@ -90,23 +90,23 @@ def sample_response(asked: bodies.SamplesRequest, length: int, chunks: Sequence[
             tokens=chunk.ids.astype(np.int32).tobytes(),
             logprobs=chunk.plain_logprobs.astype(np.float32).tobytes(),
         )
-        if asked.topk_sample_logprobs and chunk.top_ids is not None and chunk.top_logprobs is not None:
+        if body.topk_sample_logprobs and chunk.top_ids is not None and chunk.top_logprobs is not None:
             _write_top(sequence.topk_sampled_logprobs, chunk.top_ids, chunk.top_logprobs)
-    if asked.prompt_logprobs or asked.topk_prompt_logprobs:
-        _write_prompt(response, asked, length, chunks[0])
+    if body.prompt_logprobs or body.topk_prompt_logprobs:
+        _write_prompt(response, body, length, chunks[0])
     return response.SerializeToString()
 
 
-def _write_prompt(response: Any, asked: bodies.SamplesRequest, length: int, chunk: Chunk) -> None:
+def _write_prompt(response: Any, body: bodies.SamplesRequest, length: int, chunk: Chunk) -> None:
     """Of the first token nothing is known, and of those before the last ones that were asked for nothing is said."""
-    silent = length - (asked.prompt_logprobs_last_n or length - 1)
+    silent = length - (body.prompt_logprobs_last_n or length - 1)
     logprobs_P = np.full(length, np.nan, dtype=np.float32)
     if chunk.prompt is not None:
         logprobs_P[1:] = chunk.prompt.logprobs
     logprobs_P[:silent] = np.nan
-    if asked.prompt_logprobs:
+    if body.prompt_logprobs:
         response.prompt_logprobs = logprobs_P.tobytes()
-    k = asked.topk_prompt_logprobs
+    k = body.topk_prompt_logprobs
     if k and chunk.prompt is not None and chunk.prompt.top_ids is not None and chunk.prompt.top_logprobs is not None:
         ids_PK = np.zeros((length, k), dtype=np.int32)
         top_PK = np.full((length, k), _EMPTY, dtype=np.float32)

@@ -171,17 +171,17 @@ class TinkerService:
 
     # ---- sessions --------------------------------------------------------------------------------------------------
 
-    def open(self, owner: str, asked: bodies.CreateSession) -> TinkerSession:
+    def open(self, owner: str, body: bodies.CreateSession) -> TinkerSession:
         """A new session. Raises `Refusal` where the key has too many."""
         if sum(one.owner == owner and one.finished is None for one in self.sessions.values()) >= MOST_SESSIONS:
             raise Refusal(f"This key has {MOST_SESSIONS} sessions; close some.", status=429, code="too_many_sessions")
-        metadata = {**(asked.user_metadata or {}), **({"tags": ",".join(asked.tags)} if asked.tags else {})}
+        metadata = {**(body.user_metadata or {}), **({"tags": ",".join(body.tags)} if body.tags else {})}
         session = TinkerSession(
             id=secrets.token_hex(8),
             owner=owner,
             created_at=time.time(),
             metadata=metadata,
-            display_name=asked.display_name,
+            display_name=body.display_name,
             heard_at=time.monotonic(),
         )
         self.sessions[session.id] = session
@@ -238,16 +238,16 @@ class TinkerService:
 
     # ---- training clients ------------------------------------------------------------------------------------------
 
-    def create(self, owner: str, asked: bodies.CreateModel) -> dict[str, Any]:
+    def create(self, owner: str, body: bodies.CreateModel) -> dict[str, Any]:
         """A promise of a training client with a new adapter."""
-        base = self.bases.find(asked.base_model)
-        lora = asked.lora_config or bodies.LoraChoice()
+        base = self.bases.find(body.base_model)
+        lora = body.lora_config or bodies.LoraChoice()
         if not 1 <= lora.rank <= MOST_RANK:
             raise Refusal(f"lora_config.rank is {lora.rank}; it is from 1 to {MOST_RANK}.", param="rank")
         if not lora.parts:
             raise Refusal("lora_config trains neither attention, nor MLP, nor unembedding.", param="lora_config")
-        _check_optimizer(asked.optimizer_config)
-        client = self._new_client(owner, asked.session_id, asked.model_seq_id, base, first=1)
+        _check_optimizer(body.optimizer_config)
+        client = self._new_client(owner, body.session_id, body.model_seq_id, base, first=1)
         seed = secrets.randbelow(2**31) if lora.seed is None else lora.seed % 2**63
 
         async def work() -> Result:
@@ -256,8 +256,8 @@ class TinkerService:
                 Lora(rank=lora.rank, alpha=ALPHA, parts=lora.parts),
                 lora.rank,
                 lora.parts,
-                asked.session_id,
-                asked.user_metadata,
+                body.session_id,
+                body.user_metadata,
                 seed,
             )
             return {"model_id": client.id, "type": "create_model"}
@@ -269,7 +269,7 @@ class TinkerService:
         known = self.open_session(owner, session)
         key = f"{session}:train:{number}"
         if key not in self.training:
-            _check_room(known.training)
+            _check_client_count(known.training)
             self.training[key] = TrainingClient(key, owner, base, SequenceTurns(first))
             known.training.append(key)
         return self.training[key]
@@ -333,24 +333,24 @@ class TinkerService:
         client = self.training.get(key)
         return None if client is None else client.base.stable_reinforce
 
-    def compute(self, owner: str, asked: PassRequest, size: int) -> dict[str, Any]:
+    def compute(self, owner: str, body: PassRequest, size: int) -> dict[str, Any]:
         """A promise of a pass over data that came as so many bytes."""
-        client = self.client(owner, asked.model_id)
+        client = self.client(owner, body.model_id)
 
         async def do() -> Result:
             handle = client.handle()
             assert client.loaded is not None, "it has a handle"
-            check_tokens(asked.data, client.loaded.info.vocab_size, client.loaded.info.max_context)
-            parts = await asyncio.to_thread(asked.passes)
-            compute = handle.evaluate if asked.forward_only else handle.forward_backward
-            return written([(data, await compute([batch], asked.loss)) for data, batch in parts])
+            check_tokens(body.data, client.loaded.info.vocab_size, client.loaded.info.max_context)
+            parts = await asyncio.to_thread(body.passes)
+            compute = handle.evaluate if body.forward_only else handle.forward_backward
+            return written([(data, await compute([batch], body.loss)) for data, batch in parts])
 
-        return self._in_turn(client, asked.seq_id or None, do, ("bytes of data", size))
+        return self._in_turn(client, body.seq_id or None, do, ("bytes of data", size))
 
-    def step(self, owner: str, asked: bodies.StepRequest) -> dict[str, Any]:
+    def step(self, owner: str, body: bodies.StepRequest) -> dict[str, Any]:
         """A promise of an optimiser step."""
-        client = self.client(owner, asked.model_id)
-        params = _optim_params(asked)
+        client = self.client(owner, body.model_id)
+        params = _optim_params(body)
 
         async def do() -> Result:
             handle = client.handle()
@@ -358,39 +358,39 @@ class TinkerService:
             await handle.publish()
             return {"metrics": {"grad_norm": result.grad_norm, "step": float(result.version)}, "type": "optim_step"}
 
-        return self._in_turn(client, asked.seq_id, do)
+        return self._in_turn(client, body.seq_id, do)
 
-    def save(self, owner: str, asked: bodies.SaveWeights) -> dict[str, Any]:
+    def save(self, owner: str, body: bodies.SaveWeights) -> dict[str, Any]:
         """A promise of a checkpoint with the optimiser's state."""
-        client = self.client(owner, asked.model_id)
-        name = asked.path or f"seq-{asked.seq_id or secrets.token_hex(4)}"
-        self.archive.check_new(client.id, "weights", name, asked.ttl_seconds)
+        client = self.client(owner, body.model_id)
+        name = body.path or f"seq-{body.seq_id or secrets.token_hex(4)}"
+        self.archive.check_new(client.id, "weights", name, body.ttl_seconds)
 
         async def do() -> Result:
             handle = client.handle()
-            self.archive.check_new(client.id, "weights", name, asked.ttl_seconds, overwrite=asked.overwrite)
+            self.archive.check_new(client.id, "weights", name, body.ttl_seconds, overwrite=body.overwrite)
 
             async def write(place: Path) -> None:
                 await handle.export(str(place / "model"))
                 await handle.save_state(str(place / "optimizer"))
 
             row = await self.archive.save(
-                owner, client.id, "weights", name, write, lifetime=asked.ttl_seconds, metadata=asked.user_metadata
+                owner, client.id, "weights", name, write, lifetime=body.ttl_seconds, metadata=body.user_metadata
             )
             return {"path": row["id"], "type": "save_weights"}
 
-        return self._in_turn(client, asked.seq_id, do)
+        return self._in_turn(client, body.seq_id, do)
 
-    def save_to_sample(self, owner: str, asked: bodies.SaveForSampler) -> dict[str, Any]:
+    def save_to_sample(self, owner: str, body: bodies.SaveForSampler) -> dict[str, Any]:
         """A promise of weights to sample from: under a path, or as a sampling client of the session."""
-        client = self.client(owner, asked.model_id)
-        number = asked.sampling_session_seq_id
-        if asked.kind not in ("snapshot", "inflight"):
-            raise Refusal(f"kind is {asked.kind!r}; it is snapshot or inflight.", param="kind")
-        if (asked.path is None) == (number is None):
+        client = self.client(owner, body.model_id)
+        number = body.sampling_session_seq_id
+        if body.kind not in ("snapshot", "inflight"):
+            raise Refusal(f"kind is {body.kind!r}; it is snapshot or inflight.", param="kind")
+        if (body.path is None) == (number is None):
             raise Refusal("Give path, or sampling_session_seq_id, and not both.", param="path")
-        if asked.path is not None:
-            self.archive.check_new(client.id, "sampler_weights", asked.path, asked.ttl_seconds)
+        if body.path is not None:
+            self.archive.check_new(client.id, "sampler_weights", body.path, body.ttl_seconds)
 
         async def do() -> Result:
             handle = client.handle()
@@ -398,18 +398,18 @@ class TinkerService:
             async def write(place: Path) -> None:
                 await handle.export(str(place / "model"))
 
-            if asked.path is not None:
+            if body.path is not None:
                 row = await self.archive.save(
                     owner,
                     client.id,
                     "sampler_weights",
-                    asked.path,
+                    body.path,
                     write,
-                    lifetime=asked.ttl_seconds,
-                    metadata=asked.user_metadata,
+                    lifetime=body.ttl_seconds,
+                    metadata=body.user_metadata,
                 )
                 return {"path": row["id"], "type": "save_weights_for_sampler"}
-            inflight = asked.kind == "inflight"
+            inflight = body.kind == "inflight"
             place = self.archive.unnamed(client.id, "inflight" if inflight else f"{number}")
             await write(place)
             if inflight and client.loaded is not None:
@@ -418,7 +418,7 @@ class TinkerService:
             sampling = self._sample_from(client, number, place / "model")
             return {"sampling_session_id": sampling.id, "type": "save_weights_for_sampler"}
 
-        return self._in_turn(client, asked.seq_id, do)
+        return self._in_turn(client, body.seq_id, do)
 
     def _keep_unnamed(self, client: TrainingClient, place: Path) -> None:
         if place not in client.unnamed:
@@ -437,15 +437,15 @@ class TinkerService:
             f"{session.id}:sample:{number}", client.owner, session.id, client.base.name, adapter=adapter
         )
         if made.id not in self.sampling:
-            _check_room(session.sampling, KEPT_UNNAMED * len(session.training))
+            _check_client_count(session.sampling, KEPT_UNNAMED * len(session.training))
             session.sampling.append(made.id)
         self.sampling[made.id] = made
         return made
 
-    def save_external(self, owner: str, asked: bodies.SaveExternal) -> dict[str, Any]:
+    def save_external(self, owner: str, body: bodies.SaveExternal) -> dict[str, Any]:
         """A promise of a PEFT adapter that can be fetched."""
-        client = self.client(owner, asked.model_id)
-        self.archive.check_new(client.id, "external_weights", asked.path, asked.ttl_seconds)
+        client = self.client(owner, body.model_id)
+        self.archive.check_new(client.id, "external_weights", body.path, body.ttl_seconds)
 
         async def do() -> Result:
             handle = client.handle()
@@ -454,32 +454,30 @@ class TinkerService:
                 await handle.export(str(place / "model"))
 
             row = await self.archive.save(
-                owner, client.id, "external_weights", asked.path, write, lifetime=asked.ttl_seconds
+                owner, client.id, "external_weights", body.path, write, lifetime=body.ttl_seconds
             )
             return {"path": row["id"], "size_bytes": row["bytes"], "type": "save_weights_external"}
 
-        return self._in_turn(client, asked.seq_id, do)
+        return self._in_turn(client, body.seq_id, do)
 
-    def load(self, owner: str, asked: bodies.LoadWeights) -> dict[str, Any]:
+    def load(self, owner: str, body: bodies.LoadWeights) -> dict[str, Any]:
         """A promise of a training client with the weights of a checkpoint: a new one, or one that there is."""
-        saved = self.archive.find(owner, asked.path)
-        if asked.optimizer and not saved.optimizer.is_dir():
-            raise Refusal(f"{asked.path} has no optimiser's state; it was saved to be sampled from.", param="optimizer")
-        if asked.optimizer_config is not None:
-            _check_optimizer(asked.optimizer_config)
-        if asked.base_model not in (None, saved.run["base"]):
+        saved = self.archive.find(owner, body.path)
+        if body.optimizer and not saved.optimizer.is_dir():
+            raise Refusal(f"{body.path} has no optimiser's state; it was saved to be sampled from.", param="optimizer")
+        if body.optimizer_config is not None:
+            _check_optimizer(body.optimizer_config)
+        if body.base_model not in (None, saved.run["base"]):
             raise Refusal(
-                f"{asked.path} is an adapter of {saved.run['base']}, not of {asked.base_model}.", param="base_model"
+                f"{body.path} is an adapter of {saved.run['base']}, not of {body.base_model}.", param="base_model"
             )
         base = self.bases.find(saved.run["base"])
-        if asked.model_id is not None:
-            client, seq = self.client(owner, asked.model_id), asked.seq_id
+        if body.model_id is not None:
+            client, seq = self.client(owner, body.model_id), body.seq_id
             if client.base.name != base.name:
-                raise Refusal(
-                    f"{asked.path} is an adapter of {base.name}, and '{client.id}' trains {client.base.name}."
-                )
-        elif asked.session_id is not None and asked.model_seq_id is not None:
-            client, seq = self._new_client(owner, asked.session_id, asked.model_seq_id, base, first=0), 0
+                raise Refusal(f"{body.path} is an adapter of {base.name}, and '{client.id}' trains {client.base.name}.")
+        elif body.session_id is not None and body.model_seq_id is not None:
+            client, seq = self._new_client(owner, body.session_id, body.model_seq_id, base, first=0), 0
         else:
             raise Refusal("Give model_id, or session_id and model_seq_id.", param="model_id")
 
@@ -488,27 +486,27 @@ class TinkerService:
                 await client.handle().remove()
                 client.loaded.trained.discard(client.id)
                 client.loaded = None
-            await self._take_up(client, saved, asked)
-            return {"path": asked.path, "model_id": client.id, "type": "load_weights"}
+            await self._take_up(client, saved, body)
+            return {"path": body.path, "model_id": client.id, "type": "load_weights"}
 
         return self._in_turn(client, seq, do)
 
-    async def _take_up(self, client: TrainingClient, saved: SavedWeights, asked: bodies.LoadWeights) -> None:
+    async def _take_up(self, client: TrainingClient, saved: SavedWeights, body: bodies.LoadWeights) -> None:
         parts = saved.run["parts"].split()
         session = client.id.partition(":")[0]
-        await self._host(client, str(saved.adapter), saved.run["rank"], parts, session, asked.user_metadata)
-        if asked.optimizer:
+        await self._host(client, str(saved.adapter), saved.run["rank"], parts, session, body.user_metadata)
+        if body.optimizer:
             await client.handle().load_state(str(saved.optimizer))
 
     # ---- sampling clients ------------------------------------------------------------------------------------------
 
-    def sampler(self, owner: str, asked: bodies.CreateSamplingSession) -> SamplingClient:
+    def sampler(self, owner: str, body: bodies.CreateSamplingSession) -> SamplingClient:
         """A sampling client of a base model or of saved weights."""
-        session = self.open_session(owner, asked.session_id)
-        key = f"{session.id}:sample:{asked.sampling_session_seq_id}"
+        session = self.open_session(owner, body.session_id)
+        key = f"{session.id}:sample:{body.sampling_session_seq_id}"
         if key not in self.sampling:
-            _check_room(session.sampling, KEPT_UNNAMED * len(session.training))
-            self.sampling[key] = self._sampled(owner, key, session.id, asked.base_model, asked.model_path)
+            _check_client_count(session.sampling, KEPT_UNNAMED * len(session.training))
+            self.sampling[key] = self._sampled(owner, key, session.id, body.base_model, body.model_path)
             session.sampling.append(key)
         return self.sampling[key]
 
@@ -533,22 +531,22 @@ class TinkerService:
             )
         return client
 
-    def sample(self, owner: str, asked: bodies.SamplesRequest) -> dict[str, Any]:
+    def sample(self, owner: str, body: bodies.SamplesRequest) -> dict[str, Any]:
         """A promise of samples."""
-        if asked.sampling_session_id is not None:
-            client = self.sampling_client(owner, asked.sampling_session_id)
+        if body.sampling_session_id is not None:
+            client = self.sampling_client(owner, body.sampling_session_id)
             self.open_session(owner, client.session)
         else:
-            client = self._sampled(owner, "", owner, asked.base_model, asked.model_path)
-        if asked.record_stability_info and self.bases.find(client.base).stable_reinforce is None:
+            client = self._sampled(owner, "", owner, body.base_model, body.model_path)
+        if body.record_stability_info and self.bases.find(client.base).stable_reinforce is None:
             raise Refusal(
                 "record_stability_info has no effect on this server: the loss stable_reinforce is not here.",
                 param="record_stability_info",
             )
-        if not 1 <= asked.num_samples <= MOST_SAMPLES:
-            raise Refusal(f"num_samples is {asked.num_samples}; it is from 1 to {MOST_SAMPLES}.", param="num_samples")
-        prompt, params = sampling_params(asked, owner=client.session)
-        number = secrets.token_hex(8) if asked.seq_id is None else str(asked.seq_id)
+        if not 1 <= body.num_samples <= MOST_SAMPLES:
+            raise Refusal(f"num_samples is {body.num_samples}; it is from 1 to {MOST_SAMPLES}.", param="num_samples")
+        prompt, params = sampling_params(body, owner=client.session)
+        number = secrets.token_hex(8) if body.seq_id is None else str(body.seq_id)
         key = f"{client.id or secrets.token_hex(8)}:{number}"
 
         async def work() -> Result:
@@ -562,10 +560,10 @@ class TinkerService:
                 raise ConfigError(f"The prompt has a token that is not in 0 … {loaded.info.vocab_size - 1}.")
             async with loaded.sampling(client.adapter) as handle:
                 chunks = await _together([_sampled(handle, prompt, one) for one in params])
-            return sample_response(asked, len(prompt), chunks)
+            return sample_response(body, len(prompt), chunks)
 
-        sequences = [f"{key}:{i}" for i in range(asked.num_samples)]
-        cost = ("samples", asked.num_samples)
+        sequences = [f"{key}:{i}" for i in range(body.num_samples)]
+        cost = ("samples", body.num_samples)
         return self.promises.make(owner, key, work, cost=cost, sample_sequence_ids=sequences)
 
 
@@ -583,7 +581,7 @@ async def _sampled(handle: PolicyHandle, prompt: np.ndarray, params: SamplingPar
     return concat([chunk async for chunk in handle.generate(prompt, params)])
 
 
-def _check_room(clients: Sequence[str], besides: int = 0) -> None:
+def _check_client_count(clients: Sequence[str], besides: int = 0) -> None:
     if len(clients) >= MOST_CLIENTS + besides:
         words = f"This session has {len(clients)} clients of this kind; open another session."
         raise Refusal(words, status=400, code="too_many_clients")
@@ -594,11 +592,11 @@ def _check_optimizer(choice: bodies.OptimizerChoice) -> None:
         raise Refusal(f"optimizer_config.type is {choice.type!r}; this server has adamw.", param="optimizer_config")
 
 
-def _optim_params(asked: bodies.StepRequest) -> OptimParams:
-    if asked.optimizer_params is not None:
-        kind = str(asked.optimizer_params.get("type"))
+def _optim_params(body: bodies.StepRequest) -> OptimParams:
+    if body.optimizer_params is not None:
+        kind = str(body.optimizer_params.get("type"))
         raise Refusal(f"optimizer_params are of {kind[:50]!r}; this server has adamw.", param="optimizer_params")
-    given = asked.adam_params or bodies.AdamParams()
+    given = body.adam_params or bodies.AdamParams()
     bounds = {
         "learning_rate": (0.0, math.inf),
         "beta1": (0.0, 1.0),

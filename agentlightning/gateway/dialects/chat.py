@@ -20,10 +20,10 @@ from agentlightning.gateway.dialects.base import (
 from agentlightning.gateway.dialects.fields import (
     Reading,
     ToolSet,
-    asked_settings,
     assistant_message,
     begun_answer,
     between,
+    given_settings,
     json_schema_of,
     neutral_call,
     prompt_logprobs_of,
@@ -58,7 +58,7 @@ from agentlightning.gateway.dialects.tools import (
     text_of_call,
 )
 from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal, ToolCall
-from agentlightning.gateway.sampling.settings import check_asked
+from agentlightning.gateway.sampling.settings import check_settings
 from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import Message, Tool
 
@@ -106,8 +106,8 @@ class ChatDialect(Dialect):
             reading.unavailable("top_logprobs", "it needs logprobs: true")
         streaming = typed(body, "stream_options", dict, {})
         reading.check(streaming, STREAM_OPTIONS, "stream_options")
-        asked = asked_settings(body, SETTINGS)
-        check_asked(asked)
+        settings = given_settings(body, SETTINGS)
+        check_settings(settings)
         return CallRequest(
             dialect=self.name,
             model=required(body, "model", str),
@@ -126,7 +126,7 @@ class ChatDialect(Dialect):
             tokens_as_ids=typed(body, "return_tokens_as_token_ids", bool, False),
             schema=json_schema_of(body.get("response_format"), "response_format", reading)
             or guided_schema(body, reading),
-            asked=asked,
+            asked=settings,
             shows_stop=typed(body, "include_stop_str_in_output", bool, False),
             template=template_of(body, reading),
             begun=begun,
@@ -168,8 +168,8 @@ class ChatDialect(Dialect):
         calls: dict[int, dict[str, Any]] = {}
         ids: list[int] = []
         for event in events:
-            told = ("id", "model", "usage", "prompt_token_ids")
-            whole |= {name: event[name] for name in told if event.get(name) is not None}
+            names = ("id", "model", "usage", "prompt_token_ids")
+            whole |= {name: event[name] for name in names if event.get(name) is not None}
             for choice in event.get("choices") or ():
                 begun = True
                 if choice.get("index", 0) != 0:

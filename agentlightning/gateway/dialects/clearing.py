@@ -38,12 +38,12 @@ def cleared(body: Mapping[str, Any], messages: Sequence[Any], reading: Reading) 
         where = f"{_WHERE}.edits[{index}]"
         match reading.known(edit, EDITS, where):
             case "clear_tool_uses_20250919":
-                messages, told = _without_tool_uses(body, messages, edit, where)
+                messages, counts = _without_tool_uses(body, messages, edit, where)
             case "clear_thinking_20251015":
-                messages, told = _without_thinking(messages, edit, where)
+                messages, counts = _without_thinking(messages, edit, where)
             case _:
                 continue
-        applied += [{"type": edit["type"], **told}] if told else []
+        applied += [{"type": edit["type"], **counts}] if counts else []
     return Cleared(messages, applied)
 
 

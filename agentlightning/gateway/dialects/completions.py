@@ -22,8 +22,8 @@ from agentlightning.gateway.dialects.base import (
 )
 from agentlightning.gateway.dialects.fields import (
     Reading,
-    asked_settings,
     between,
+    given_settings,
     prompt_logprobs_of,
     required,
     streaming_usage,
@@ -34,12 +34,12 @@ from agentlightning.gateway.dialects.tables.chat import STREAM_OPTIONS
 from agentlightning.gateway.dialects.tables.completions import FIELDS, NESTED
 from agentlightning.gateway.dialects.template import template_of
 from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal
-from agentlightning.gateway.sampling.settings import check_asked
+from agentlightning.gateway.sampling.settings import check_settings
 from agentlightning.rendering import Rendering
 
-_ASKED = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "logit_bias")
+_SETTINGS = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "logit_bias")
 SETTINGS = {
-    name: name for name in (*_ASKED, "max_tokens", "stop", "seed", "stop_token_ids", "min_tokens", "ignore_eos")
+    name: name for name in (*_SETTINGS, "max_tokens", "stop", "seed", "stop_token_ids", "min_tokens", "ignore_eos")
 }
 
 MOST_CHOICES = 128
@@ -64,8 +64,8 @@ class CompletionsDialect(Dialect):
         reading.check(body, FIELDS)
         streaming = typed(body, "stream_options", dict, {})
         reading.check(streaming, STREAM_OPTIONS, "stream_options")
-        asked = {"max_tokens": _DEFAULT_MAX_TOKENS, **asked_settings(body, SETTINGS)}
-        check_asked(asked)
+        settings = {"max_tokens": _DEFAULT_MAX_TOKENS, **given_settings(body, SETTINGS)}
+        check_settings(settings)
         logprobs = body.get("logprobs")
         n, prompts = between(body, "n", 1, 1, MOST_CHOICES), _prompts(body.get("prompt"))
         if n * len(prompts) > MOST_CHOICES:
@@ -91,7 +91,7 @@ class CompletionsDialect(Dialect):
             tokens_as_ids=typed(body, "return_tokens_as_token_ids", bool, False),
             skips_special=typed(body, "skip_special_tokens", bool, False),
             schema=guided_schema(body, reading),
-            asked=asked,
+            asked=settings,
             shows_stop=typed(body, "include_stop_str_in_output", bool, False),
             template=template_of(body, reading),
             left_out=reading.left_out,
@@ -119,8 +119,8 @@ class CompletionsDialect(Dialect):
         return streaming_usage(body)
 
     def gather(self, events: Sequence[Body]) -> dict[str, Any]:
-        told = ("id", "model", "usage")
-        return {name: event[name] for event in events for name in told if event.get(name) is not None}
+        names = ("id", "model", "usage")
+        return {name: event[name] for event in events for name in names if event.get(name) is not None}
 
 
 class _CompletionsWriter:

@@ -136,20 +136,20 @@ def prompt_logprobs_of(body: Mapping[str, Any]) -> int | None:
     return between(body, "prompt_logprobs", 0, 0, 20)
 
 
-def asked_settings(body: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def given_settings(body: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """The sampling settings of a body by neutral name; `names` maps wire names to neutral ones, the later ones win."""
-    asked = {neutral: body[wire] for wire, neutral in names.items() if body.get(wire) is not None}
-    if "stop" in asked:
-        stop = asked["stop"]
+    given = {neutral: body[wire] for wire, neutral in names.items() if body.get(wire) is not None}
+    if "stop" in given:
+        stop = given["stop"]
         strings = [stop] if isinstance(stop, str) else stop
         if not isinstance(strings, list) or not all(isinstance(s, str) and s for s in strings):
             raise Refusal(
                 "'stop' must be a string or a list of strings, none empty.", code="invalid_type", param="stop"
             )
-        asked["stop"] = tuple(strings)
+        given["stop"] = tuple(strings)
         if not strings:
-            del asked["stop"]
-    return asked
+            del given["stop"]
+    return given
 
 
 def text_of(content: Any, where: str, parts: Kinds, reading: Reading) -> str:

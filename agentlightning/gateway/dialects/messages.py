@@ -12,9 +12,9 @@ from agentlightning.gateway.dialects.clearing import cleared
 from agentlightning.gateway.dialects.fields import (
     Reading,
     ToolSet,
-    asked_settings,
     assistant_message,
     begun_answer,
+    given_settings,
     json_schema_of,
     part_text,
     required,
@@ -25,7 +25,6 @@ from agentlightning.gateway.dialects.fields import (
     typed,
 )
 from agentlightning.gateway.dialects.tables.messages import (
-    ASKED,
     FIELDS,
     MESSAGE,
     NESTED,
@@ -34,6 +33,7 @@ from agentlightning.gateway.dialects.tables.messages import (
     SAID,
     TOOL_CHOICE,
     TOOLS,
+    USER_PARTS,
 )
 from agentlightning.gateway.dialects.template import effort_of, thinking_of
 from agentlightning.gateway.exchange import (
@@ -45,7 +45,7 @@ from agentlightning.gateway.exchange import (
     Refusal,
     ToolChoice,
 )
-from agentlightning.gateway.sampling.settings import check_asked
+from agentlightning.gateway.sampling.settings import check_settings
 from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import Message, Tool
 
@@ -96,8 +96,8 @@ class MessagesDialect(Dialect):
             messages.extend(_messages(message, f"messages[{index}]", reading))
         messages, begun = begun_answer(messages, "messages")
         tools = _tools(typed(body, "tools", list, []), reading)
-        asked = asked_settings(body, SETTINGS)
-        check_asked(asked)
+        settings = given_settings(body, SETTINGS)
+        check_settings(settings)
         choice = typed(body, "tool_choice", dict, {})
         reading.check(choice, TOOL_CHOICE, "tool_choice")
         return CallRequest(
@@ -110,7 +110,7 @@ class MessagesDialect(Dialect):
             parallel_tool_calls=not typed(choice, "disable_parallel_tool_use", bool, False),
             stream=typed(body, "stream", bool, False),
             schema=_schema(body, reading),
-            asked=asked,
+            asked=settings,
             template=(
                 *effort_of(typed(body, "output_config", dict, {}), "effort", "output_config.effort"),
                 *thinking_of(body, reading),
@@ -174,7 +174,7 @@ class _MessagesWriter:
 
     def __init__(self, request: CallRequest, response_id: str) -> None:
         self._head = _head(response_id, request.model)
-        self._told = request.private or {}
+        self._private = request.private or {}
         self._index = -1
         self._open: str | None = None
 
@@ -200,7 +200,7 @@ class _MessagesWriter:
             out += self._block_delta({"type": "input_json_delta", "partial_json": arguments})
             out += self._close()
         usage = {"output_tokens": len(choice.ids)}
-        return out + _event("message_delta", delta=_stop(choice), usage=usage, **self._told)
+        return out + _event("message_delta", delta=_stop(choice), usage=usage, **self._private)
 
     def finish(self, reply: Answer) -> bytes:
         return _event("message_stop")
@@ -304,7 +304,7 @@ def _messages(message: Any, where: str, reading: Reading) -> list[Message]:
     for index, block in enumerate(required(message, "content", list)):
         place = f"{where}.content[{index}]"
         if isinstance(block, dict) and block.get("type") == "tool_result":
-            reading.known(block, ASKED, place)
+            reading.known(block, USER_PARTS, place)
             text = text_of(block.get("content"), f"{place}.content", PARTS, reading)
             results.append({"role": "tool", "content": text, "tool_call_id": str(block.get("tool_use_id", ""))})
         else:

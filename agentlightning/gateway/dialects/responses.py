@@ -22,9 +22,9 @@ from agentlightning.gateway.dialects.base import (
 from agentlightning.gateway.dialects.fields import (
     Reading,
     ToolSet,
-    asked_settings,
     assistant_message,
     between,
+    given_settings,
     json_schema_of,
     required,
     sent_call,
@@ -53,7 +53,7 @@ from agentlightning.gateway.dialects.tools import (
     text_of_call,
 )
 from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal, ToolCall
-from agentlightning.gateway.sampling.settings import check_asked
+from agentlightning.gateway.sampling.settings import check_settings
 from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import Message, Tool
 
@@ -97,8 +97,8 @@ class ResponsesDialect(Dialect):
         reading.check(text, TEXT, "text")
         reasoning = typed(body, "reasoning", dict, {})
         reading.check(reasoning, REASONING, "reasoning")
-        asked = asked_settings(body, SETTINGS)
-        check_asked(asked)
+        settings = given_settings(body, SETTINGS)
+        check_settings(settings)
         return CallRequest(
             dialect=self.name,
             model=required(body, "model", str),
@@ -111,7 +111,7 @@ class ResponsesDialect(Dialect):
             logprobs=logprobs,
             top_logprobs=between(body, "top_logprobs", 0, 0, 20),
             schema=json_schema_of(text.get("format"), "text.format", reading),
-            asked=asked,
+            asked=settings,
             template=effort_of(reasoning, "effort", "reasoning.effort"),
             left_out=reading.left_out,
             remember=messages if typed(body, "store", bool, True) else None,

@@ -50,8 +50,8 @@ def text_function(name: str, tool: Mapping[str, Any]) -> Tool:
     if isinstance(definition := described.get("definition"), str):
         argument["description"] = f"A text by this {described.get('syntax') or ''} grammar:\n{definition}"
     parameters = {"type": "object", "properties": {INPUT: argument}, "required": [INPUT]}
-    told = {"description": tool["description"]} if isinstance(tool.get("description"), str) else {}
-    return {"type": "function", "function": {"name": name, **told, "parameters": parameters}}
+    described = {"description": tool["description"]} if isinstance(tool.get("description"), str) else {}
+    return {"type": "function", "function": {"name": name, **described, "parameters": parameters}}
 
 
 def text_of_call(arguments: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import select
 import socket
 
-from agentlightning.beside import answer_the_parent, frame, frames
+from agentlightning.net.helper_process import answer_the_parent, frame, frames
 
 
 def main(channel: socket.socket) -> None:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
-from agentlightning.beside import ProcessBeside
 from agentlightning.gateway.exchange import Refusal, unusable
 from agentlightning.gateway.large.wire import (
     Answer,
@@ -26,7 +25,8 @@ from agentlightning.gateway.large.wire import (
     encoded,
 )
 from agentlightning.gateway.limits import RequestLimits
-from agentlightning.places import Places
+from agentlightning.net.helper_process import HelperProcess
+from agentlightning.net.places import Places
 from agentlightning.rendering.base import RenderingSource
 
 logger = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class LargeProcess:
 class _Running:
     """One process from its start to its end."""
 
-    def __init__(self, process: ProcessBeside) -> None:
+    def __init__(self, process: HelperProcess) -> None:
         self.process = process
         self.loaded: set[RenderingSource] = set()
         self._sending = False
@@ -153,7 +153,7 @@ class _Running:
 
     @classmethod
     async def start(cls) -> _Running:
-        return cls(await ProcessBeside.start("agentlightning.gateway.large", _ENVIRONMENT))
+        return cls(await HelperProcess.start("agentlightning.gateway.large", _ENVIRONMENT))
 
     async def ask(self, question: Question, body: Sequence[bytes]) -> Answer:
         self._sending, self._stopped = True, False

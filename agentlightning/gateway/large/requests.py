@@ -14,7 +14,6 @@ from collections.abc import Hashable, Sequence
 
 import msgspec
 
-from agentlightning.backoff import Backoff
 from agentlightning.errors import ModelError
 from agentlightning.gateway.dialects.base import Answered
 from agentlightning.gateway.exchange import CallRequest
@@ -44,6 +43,7 @@ from agentlightning.gateway.large.wire import (
 from agentlightning.gateway.limits import RequestLimits, in_background
 from agentlightning.gateway.prompts import KINDS, Injected
 from agentlightning.gateway.sampling.constraint import FormConstraint, grammar_of
+from agentlightning.net.backoff import Backoff
 from agentlightning.rendering import RenderersRendering, Rendering
 from agentlightning.rendering.base import RenderingSource
 from agentlightning.rendering.messages import Message, Tool
@@ -143,8 +143,8 @@ class LargeRequests:
         """`grammar_of` the constraint."""
         source = self._source(rendering)
         if source is not None:
-            asked = MakeGrammar(source, constraint, in_reasoning)
-            found = await self._ask(owner, source, asked)
+            work = MakeGrammar(source, constraint, in_reasoning)
+            found = await self._ask(owner, source, work)
             if isinstance(found, RefusedRequest):
                 raise found.refusal()
             if isinstance(found, Grammar):
@@ -179,11 +179,11 @@ async def _whole(taken: Taken) -> CallRequest:
         messages += messages_of.decode(piece)
         await asyncio.sleep(0)
     start = taken.remembered_from
-    asked = dict(taken.request.asked)
-    if "stop" in asked:
-        asked["stop"] = tuple(asked["stop"])
+    settings = dict(taken.request.asked)
+    if "stop" in settings:
+        settings["stop"] = tuple(settings["stop"])
     return msgspec.structs.replace(
-        taken.request, messages=messages, remember=None if start is None else messages[start:], asked=asked
+        taken.request, messages=messages, remember=None if start is None else messages[start:], asked=settings
     )
 
 

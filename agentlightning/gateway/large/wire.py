@@ -1,4 +1,4 @@
-"""What the gateway and its process for large requests say to each other: frames (`beside`) of msgpack.
+"""What the gateway and its process for large requests say to each other: frames (`net.helper_process`) of msgpack.
 
 The bytes that follow a question are a request's body.
 """

@@ -155,9 +155,9 @@ def _least(source: RenderingSource) -> int:
     return least_of(_rendering(source))
 
 
-def _grammar(asked: MakeGrammar) -> Answer:
+def _grammar(work: MakeGrammar) -> Answer:
     try:
-        return Grammar(grammar_of(asked.constraint, _rendering(asked.source), asked.in_reasoning))
+        return Grammar(grammar_of(work.constraint, _rendering(work.source), work.in_reasoning))
     except Refusal as refusal:
         return RefusedRequest.by(refusal)
 

@@ -88,7 +88,7 @@ class Recorder:
         """Whether as many records of the attempt are unwritten as its share."""
         return self._unwritten[owner] >= self._share
 
-    async def room(self, owner: Owner) -> None:
+    async def wait_until_writable(self, owner: Owner) -> None:
         """Wait while it is full: for requests that may be refused, which is recorded too."""
         while self.is_full(owner):
             await self._next_move()

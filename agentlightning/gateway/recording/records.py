@@ -153,8 +153,8 @@ def forwarded_span(
         "agentlightning.response": response.decode("utf-8", "replace"),
         **_answer_attributes(heard.answer),
     }
-    if heard.asked:
-        attributes["gen_ai.input.messages"] = _json([_parts(m) for m in heard.asked])
+    if heard.messages:
+        attributes["gen_ai.input.messages"] = _json([_parts(m) for m in heard.messages])
     if heard.said is not None:
         attributes["gen_ai.output.messages"] = _json([_parts(heard.said)])
     if heard.tools:

@@ -21,7 +21,7 @@ Body = dict[str, Any]
 class Overheard(msgspec.Struct, frozen=True, kw_only=True):
     """A forwarded call, as far as it can be read."""
 
-    asked: Sequence[Message] = ()
+    messages: Sequence[Message] = ()
     tools: Sequence[Tool] | None = None
     said: Message | None = None
     answer: Mapping[str, Any] = {}
@@ -38,7 +38,7 @@ def overhear(dialect: Dialect, request: Mapping[str, Any], answer: Body) -> Over
         said = dialect.said(answer) if answer else None
     except (Refusal, LookupError, TypeError, ValueError, AttributeError):
         return Overheard(answer=answer)
-    return Overheard(asked=parsed.messages, tools=parsed.tools, said=said, answer=answer)
+    return Overheard(messages=parsed.messages, tools=parsed.tools, said=said, answer=answer)
 
 
 def answer_in(dialect: Dialect, response: bytes) -> Body:

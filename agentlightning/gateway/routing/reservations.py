@@ -21,48 +21,48 @@ class Reservations:
 
     def __init__(self, tokens: int | None, cost: float | None) -> None:
         self._most = Spent(tokens=_WITHOUT_LIMIT if tokens is None else tokens, cost=inf if cost is None else cost)
-        self._asked: dict[Key, Spent] = {}
+        self._open: dict[Key, Spent] = {}
         self._held: dict[Key, Spent] = {}
         self._together = Spent()
         self._beyond: Key | None = None
         """The attempt that asks for more than counts for it."""
 
-    def asked(self, attempt: Key) -> Spent | None:
+    def expected_of(self, attempt: Key) -> Spent | None:
         """What the attempt's open calls are expected to use."""
-        return self._asked.get(attempt)
+        return self._open.get(attempt)
 
     def fits(self, attempt: Key, expected: Spent, total: Spent) -> bool:
         """Whether one more call fits beside the open ones. `total`: what has been used. One call alone always does:
         what it will use is not known.
         """
-        if not self._asked:
+        if not self._open:
             return True
-        asked, share = self._asked.get(attempt, Spent()) + expected, self._share(total)
-        if self._beyond not in (None, attempt) and not _within(asked, share):
+        own, share = self._open.get(attempt, Spent()) + expected, self._share(total)
+        if self._beyond not in (None, attempt) and not _within(own, share):
             return False
         used = total + self._together - self._held.get(attempt, Spent())
-        if _within(used + asked, self._most):
+        if _within(used + own, self._most):
             return True
-        return attempt not in self._asked and _within(used + _lesser(expected, share), self._most)
+        return attempt not in self._open and _within(used + _lesser(expected, share), self._most)
 
     def hold(self, attempt: Key, expected: Spent, total: Spent) -> None:
         """A call begins."""
-        asked = self._asked[attempt] = self._asked.get(attempt, Spent()) + expected
+        own = self._open[attempt] = self._open.get(attempt, Spent()) + expected
         before = self._held.get(attempt, Spent())
-        counts = _lesser(asked, self._share(total))
-        held = Spent(calls=asked.calls, tokens=max(before.tokens, counts.tokens), cost=max(before.cost, counts.cost))
+        counts = _lesser(own, self._share(total))
+        held = Spent(calls=own.calls, tokens=max(before.tokens, counts.tokens), cost=max(before.cost, counts.cost))
         self._held[attempt] = held
         self._together += held - before
-        if not _within(asked, held):
+        if not _within(own, held):
             self._beyond = attempt
 
     def release(self, attempt: Key, expected: Spent) -> None:
         """It has ended, and what it used is part of the total."""
-        asked, before = self._asked.pop(attempt) - expected, self._held.pop(attempt)
-        if asked.calls:
-            self._asked[attempt], self._held[attempt] = asked, _lesser(asked, before)
-        self._together = self._together - before + self._held.get(attempt, Spent()) if self._asked else Spent()
-        if self._beyond == attempt and (not asked.calls or _within(asked, self._held[attempt])):
+        own, before = self._open.pop(attempt) - expected, self._held.pop(attempt)
+        if own.calls:
+            self._open[attempt], self._held[attempt] = own, _lesser(own, before)
+        self._together = self._together - before + self._held.get(attempt, Spent()) if self._open else Spent()
+        if self._beyond == attempt and (not own.calls or _within(own, self._held[attempt])):
             self._beyond = None
 
     def _share(self, total: Spent) -> Spent:

@@ -44,7 +44,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     estimated: bool = False
 
     @classmethod
-    def told(cls, answer: Mapping[str, Any]) -> Usage | None:
+    def reported(cls, answer: Mapping[str, Any]) -> Usage | None:
         """What a provider's answer says; None if it says nothing. Anthropic counts cached tokens beside the others."""
         usage = answer.get("usage")
         if not isinstance(usage, dict):
@@ -52,12 +52,12 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         given = _number(usage, "prompt_tokens") or _number(usage, "input_tokens")
         output = _number(usage, "completion_tokens") or _number(usage, "output_tokens")
         details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
-        beside = _number(usage, "cache_read_input_tokens")
+        cache_read = _number(usage, "cache_read_input_tokens")
         written = _number(usage, "cache_creation_input_tokens")
         if not given and not output:
             return None
-        cached = beside or _number(details, "cached_tokens")
-        return cls(input=given + beside + written, output=output, cached=cached)
+        cached = cache_read or _number(details, "cached_tokens")
+        return cls(input=given + cache_read + written, output=output, cached=cached)
 
     @classmethod
     def guessed(cls, request: str, answer: bytes) -> Usage:
@@ -132,7 +132,7 @@ class SpendingLimits(RoutingSettings, frozen=True, kw_only=True):
                 return f"{'run_' if run else ''}{name}={limit:g}, and {used:.6g} are used"
         return None
 
-    def have_room(self, expected: Spent) -> bool:
+    def leave_enough_for(self, expected: Spent) -> bool:
         """Whether this much stays within the limits of tokens and cost of one rollout."""
         given = {name: getattr(self, name) for name in ("tokens", "cost")}
         return all(limit is None or getattr(expected, name) <= limit for name, limit in given.items())
@@ -170,7 +170,7 @@ class Account:
         usage = Usage.expected(request, size, self._longest or _ANSWER_TOKENS)
         expected = Spent(calls=1, tokens=usage.tokens, cost=0.0 if self._price is None else self._price.of(usage))
         self._refuse_beyond(live)
-        while not self._has_room(live, expected):
+        while not self._leaves_enough(live, expected):
             self._ended.clear()
             await self._ended.wait()
             self._refuse_beyond(live)
@@ -192,13 +192,13 @@ class Account:
         common = self._limits.reached(self.total, run=True)
         if common is not None:
             why = f"The limit of the model '{self._alias}' for all rollouts together is reached: {common}."
-            live.mark_refused_elsewhere(why)
+            live.mark_refused_by_provider(why)
             raise Refusal(why, code="provider_limit_exceeded", param="model")
 
-    def _has_room(self, live: LiveAttempt, expected: Spent) -> bool:
+    def _leaves_enough(self, live: LiveAttempt, expected: Spent) -> bool:
         """Whether a call fits beside those that are under way. One alone always does: what it will use is not known."""
-        own = self._open.asked(live.key)
-        if own is not None and not self._limits.have_room(live.spent[self._alias] + own + expected):
+        own = self._open.expected_of(live.key)
+        if own is not None and not self._limits.leave_enough_for(live.spent[self._alias] + own + expected):
             return False
         return self._open.fits(live.key, expected, self.total)
 

@@ -34,8 +34,8 @@ from agentlightning.gateway.routing.overheard import answer_in, overhear
 from agentlightning.gateway.routing.settings import RoutingSettings
 from agentlightning.gateway.routing.spending import Account, SpendingLimits, TokenPrice, Usage
 from agentlightning.keys import not_empty
-from agentlightning.outgoing import http_session
-from agentlightning.places import Places
+from agentlightning.net.outgoing import http_session
+from agentlightning.net.places import Places
 from agentlightning.types import Attributes, Span
 from agentlightning.types.spending import Spent
 
@@ -169,7 +169,7 @@ class Upstream:
             live.mark_infra_error(f"The provider of '{self._alias}' answered {status}.")
         elif status >= 400:
             why = f"The provider of '{self._alias}' answered {status}."
-            live.mark_refused_elsewhere(why + self._doubt(live, status))
+            live.mark_refused_by_provider(why + self._doubt(live, status))
 
     def _doubt(self, live: LiveAttempt, status: int) -> str:
         """What is said of the base URL where nothing is there."""
@@ -213,7 +213,7 @@ class Upstream:
 
         def settle() -> tuple[dict[str, Any], Attributes]:
             answer = answer_in(heard.dialect, heard.response)
-            usage = Usage.told(answer)
+            usage = Usage.reported(answer)
             if usage is None and heard.answers and self.account.counts_tokens:
                 usage = Usage.guessed(call.request, heard.response)
             return answer, self.account.charge(live, usage or Usage())

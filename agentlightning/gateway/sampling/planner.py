@@ -122,10 +122,10 @@ class Planner:
             return await self._planned(arrival)
         edits = replay.edits if self._trained and not arrival.place.judge else None
         if not edits or not replay.over:
-            asked = await self._planned(arrival)
-            reserved = replay.reserve(self._policy, asked.prompt_ids, asked.used, request.n)
+            planned = await self._planned(arrival)
+            reserved = replay.reserve(self._policy, planned.prompt_ids, planned.used, request.n)
             if reserved or not edits:
-                return msgspec.structs.replace(asked, reserved=reserved)
+                return msgspec.structs.replace(planned, reserved=reserved)
         messages, edited = edits.apply([] if request.prompt is not None else request.messages)
         if edited:
             changed = msgspec.structs.replace(request, messages=messages, size=None, digests=None, measured=False)
@@ -164,7 +164,7 @@ class Planner:
         if request.begun:
             prompt = self._begun(arrival, prompt)
         prompt_ids = path_ids(prompt.piece)
-        self._check_room(live, len(prompt_ids))
+        self._check_length(live, len(prompt_ids))
         return PlannedRequest(
             arrival=arrival,
             prompt=prompt,
@@ -194,7 +194,7 @@ class Planner:
 
     def _check_size(self, request: CallRequest, live: LiveAttempt | None, most: int) -> None:
         """Refuse a request that its mere length says is too long."""
-        self._check_room(live, fewest_tokens(request, self._rendering, lambda: self._least), most)
+        self._check_length(live, fewest_tokens(request, self._rendering, lambda: self._least), most)
 
     @cached_property
     def _least(self) -> int:
@@ -203,7 +203,7 @@ class Planner:
     async def _check_texts(self, texts: Sequence[str], live: LiveAttempt, most: int, *, marks: bool = True) -> None:
         """Refuse texts that are too long, before all of them are tokenised."""
         if await self._exceeds(texts, most, live):
-            self._check_room(live if marks else None, most + 1, most)
+            self._check_length(live if marks else None, most + 1, most)
 
     async def _exceeds(self, texts: Sequence[str], tokens: int, live: LiveAttempt) -> bool:
         """Whether texts are long, and have certainly more than so many tokens."""
@@ -310,7 +310,7 @@ class Planner:
         made = await self._tokenised(session, question, live)
         return len(made.ids) + (0 if made.after is None else made.after.response.end)
 
-    def _check_room(self, live: LiveAttempt | None, prompt_tokens: int, most: int | None = None) -> None:
+    def _check_length(self, live: LiveAttempt | None, prompt_tokens: int, most: int | None = None) -> None:
         if prompt_tokens < (self._info.max_context if most is None else most):
             return
         if live is not None:
@@ -335,18 +335,18 @@ class Planner:
         return Refusal(f"{why}. End the rollout with what there is.", code="max_tokens_exceeded")
 
     @asynccontextmanager
-    async def share(self, asked: PlannedRequest) -> AsyncIterator[int]:
+    async def share(self, planned: PlannedRequest) -> AsyncIterator[int]:
         """How many tokens each choice may have. They are set aside meanwhile, so that requests of one attempt at the
         same time do not use the same ones; a request for which there are none left waits for the others. Raises
         `Refusal` if nothing is left at all.
         """
-        live, n = asked.arrival.live, asked.arrival.request.n
-        room = self._info.max_context - len(asked.prompt_ids)
+        live, n = planned.arrival.live, planned.arrival.request.n
+        left_over = self._info.max_context - len(planned.prompt_ids)
         if self._limits.tokens is None:
-            yield room
+            yield left_over
             return
-        most = asked.used.get("max_tokens")
-        wanted = room if most is None else min(room, max(1, int(most)))
+        most = planned.used.get("max_tokens")
+        wanted = left_over if most is None else min(left_over, max(1, int(most)))
         while (left := self._limits.tokens - live.summary.response_tokens - live.set_aside) < n:
             if not live.set_aside:
                 raise self._used_up(live)

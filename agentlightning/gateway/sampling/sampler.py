@@ -93,43 +93,45 @@ class Sampler:
 
     async def answer(self, arrival: Arrival, emit: Emit | None) -> Answer:
         """Sample all choices of a request. `emit` is given what a stream shows. Raises `Refusal`."""
-        asked: list[PlannedRequest] = []
+        planned: list[PlannedRequest] = []
         try:
-            await self._plan(arrival, asked)
-            begun = None if emit is None else _Begun(emit, sum(len(one.prompt_ids) for one in asked), arrival.request.n)
-            found = await _all([self._all_choices(one, at, begun) for at, one in enumerate(asked)])
+            await self._plan(arrival, planned)
+            begun = (
+                None if emit is None else _Begun(emit, sum(len(one.prompt_ids) for one in planned), arrival.request.n)
+            )
+            found = await _all([self._all_choices(one, at, begun) for at, one in enumerate(planned)])
         finally:
-            for one in asked:
+            for one in planned:
                 one.give_back()
         choices = [choice for of_prompt in found for choice in of_prompt]
         return Answer(
             response_id=arrival.response_id,
             created=int(arrival.start),
             model=arrival.request.model,
-            prompts=tuple(one.prompt_ids for one in asked),
+            prompts=tuple(one.prompt_ids for one in planned),
             cached_tokens=choices[0][1],
             choices=tuple(msgspec.structs.replace(choice, index=at) for at, (choice, _) in enumerate(choices)),
         )
 
-    async def _plan(self, arrival: Arrival, asked: list[PlannedRequest]) -> None:
-        """Plan each prompt of the request, and add it to `asked`."""
+    async def _plan(self, arrival: Arrival, planned: list[PlannedRequest]) -> None:
+        """Plan each prompt of the request, and add it to `planned`."""
         try:
             for one in each_prompt(arrival):
-                asked.append(await self._planner.plan(one))
+                planned.append(await self._planner.plan(one))
         except Refusal as refusal:
             self._record_refusal(arrival, refusal)
             raise
 
-    async def _all_choices(self, asked: PlannedRequest, at: int, begun: _Begun | None) -> list[tuple[Choice, int]]:
+    async def _all_choices(self, planned: PlannedRequest, at: int, begun: _Begun | None) -> list[tuple[Choice, int]]:
         """Those of the prompt in this place."""
         try:
-            async with self._planner.share(asked) as room:
+            async with self._planner.share(planned) as most_tokens:
                 emit = None if begun is None else begun.of_prompt(at)
-                count = asked.arrival.request.n
-                return await _all([self._choose(asked, index, room, emit) for index in range(count)])
+                count = planned.arrival.request.n
+                return await _all([self._choose(planned, index, most_tokens, emit) for index in range(count)])
         except Refusal as refusal:
             if refusal.code == "max_tokens_exceeded":
-                self._record_refusal(asked.arrival, refusal)
+                self._record_refusal(planned.arrival, refusal)
             raise
 
     async def count(self, request: CallRequest, live: LiveAttempt) -> int:
@@ -138,39 +140,41 @@ class Sampler:
 
     # ---- sampling --------------------------------------------------------------------------------------------------
 
-    async def _choose(self, asked: PlannedRequest, index: int, room: int, emit: Emit | None) -> tuple[Choice, int]:
+    async def _choose(
+        self, planned: PlannedRequest, index: int, most_tokens: int, emit: Emit | None
+    ) -> tuple[Choice, int]:
         """Sample a choice to its end and record it, whatever the end is. Returns it and the cached prompt tokens."""
         chunks: list[Chunk] = []
-        turns = asked.arrival.live.turns
-        empty = samples_nothing(asked.used)
+        turns = planned.arrival.live.turns
+        empty = samples_nothing(planned.used)
         try:
             await turns.take()
             shown = None if empty else emit
-            reader = await self._sample(asked, self._params(asked, index, room), index, chunks, shown)
+            reader = await self._sample(planned, self._params(planned, index, most_tokens), index, chunks, shown)
             if not chunks or chunks[-1].finish_reason not in ("stop", "length"):
                 raise EngineError("The engine ended the response before it was finished.")
             await turns.take()
         except asyncio.CancelledError:
-            self._record_failure(asked, index, chunks, asked.arrival.live.ended or "the client disconnected")
+            self._record_failure(planned, index, chunks, planned.arrival.live.ended or "the client disconnected")
             raise
         except (EngineError, ModelError, ConfigError) as error:
-            self._record_failure(asked, index, chunks, str(error))
+            self._record_failure(planned, index, chunks, str(error))
             if isinstance(error, EngineError):
-                asked.arrival.live.mark_infra_error(str(error))
+                planned.arrival.live.mark_infra_error(str(error))
             raise _engine_refusal(error) from error
         whole = _without_tokens(concat(chunks)) if empty else concat(chunks)
-        choice = self._read(asked, index, whole)
-        turn = self._commit(asked, choice, chunks, whole)
-        self._record(asked, choice, turn)
-        limit = cut_off_by(choice.finish_reason, asked.used, len(whole.ids))
+        choice = self._read(planned, index, whole)
+        turn = self._commit(planned, choice, chunks, whole)
+        self._record(planned, choice, turn)
+        limit = cut_off_by(choice.finish_reason, planned.used, len(whole.ids))
         if limit is not None:
-            asked.arrival.live.mark_limited(limit)
-        elif not asked.arrival.place.judge:
-            asked.arrival.live.mark_answered(asked.arrival.number)
-        asked.arrival.live.count(calls=1, prompt_tokens=len(asked.prompt_ids), response_tokens=len(whole.ids))
+            planned.arrival.live.mark_limited(limit)
+        elif not planned.arrival.place.judge:
+            planned.arrival.live.mark_answered(planned.arrival.number)
+        planned.arrival.live.count(calls=1, prompt_tokens=len(planned.prompt_ids), response_tokens=len(whole.ids))
         if emit is not None:
             if reader is None and choice.prompt is not None:
-                emit(Delta(index=index, content=choice.prompt.text if asked.arrival.request.echo else ""))
+                emit(Delta(index=index, content=choice.prompt.text if planned.arrival.request.echo else ""))
             elif reader is not None:
                 rest = reader.finish(choice.content, choice.reasoning)
                 emit(Delta(index=index, content=rest.content, reasoning=rest.reasoning))
@@ -178,21 +182,21 @@ class Sampler:
         return choice, max(chunk.cached_tokens for chunk in chunks)
 
     async def _sample(
-        self, asked: PlannedRequest, params: SamplingParams, index: int, chunks: list[Chunk], emit: Emit | None
+        self, planned: PlannedRequest, params: SamplingParams, index: int, chunks: list[Chunk], emit: Emit | None
     ) -> StreamReader | None:
-        request = asked.arrival.request
-        request_id = f"{asked.arrival.response_id}:{index}"
-        if index in asked.reserved:
-            recorded = asked.replayed[index] = asked.reserved.pop(index)
+        request = planned.arrival.request
+        request_id = f"{planned.arrival.response_id}:{index}"
+        if index in planned.reserved:
+            recorded = planned.replayed[index] = planned.reserved.pop(index)
             stream = recorded_chunks(recorded, stopped_by(recorded, params.stop, self.rendering.decode))
         else:
-            stream = self._engine.generate(asked.prompt_ids, params, stream=emit is not None, request_id=request_id)
+            stream = self._engine.generate(planned.prompt_ids, params, stream=emit is not None, request_id=request_id)
         async with aclosing(stream):
             if emit is None:
                 async for chunk in stream:
                     chunks.append(chunk)
                 return None
-            prompt_ids, begun = _split(asked)
+            prompt_ids, begun = _split(planned)
             reader = StreamReader(
                 self.rendering,
                 prompt_ids,
@@ -204,7 +208,7 @@ class Sampler:
             )
             async for chunk in stream:
                 if request.echo and not chunks:  # a request that fails has shown nothing before
-                    emit(Delta(index=index, content=self._prompt_text(asked)))
+                    emit(Delta(index=index, content=self._prompt_text(planned)))
                 chunks.append(chunk)
                 emit(_delta(index, chunk, reader.feed(self._shown(request, chunk.ids).tolist())))
         return reader
@@ -215,42 +219,44 @@ class Sampler:
             return ids
         return ids[~np.isin(ids, [*self.rendering.odd_ids, *self.rendering.stop_token_ids])]
 
-    def _params(self, asked: PlannedRequest, index: int, room: int) -> SamplingParams:
-        top_logprobs = asked.arrival.request.top_logprobs
-        params = params_for(asked.used, choice=index, room=room, top_logprobs=top_logprobs, grammar=asked.grammar)
-        live = asked.arrival.live
+    def _params(self, planned: PlannedRequest, index: int, most_tokens: int) -> SamplingParams:
+        top_logprobs = planned.arrival.request.top_logprobs
+        params = params_for(
+            planned.used, choice=index, most_tokens=most_tokens, top_logprobs=top_logprobs, grammar=planned.grammar
+        )
+        live = planned.arrival.live
         keeps = self._keeps and live.mode is RolloutMode.TRAIN
-        wanted = asked.arrival.request.scores_prompt
+        wanted = planned.arrival.request.scores_prompt
         return msgspec.structs.replace(params, owner=live.attempt_id, keeps=keeps, prompt_logprobs=wanted)
 
     # ---- after sampling --------------------------------------------------------------------------------------------
 
-    def _parse(self, asked: PlannedRequest, whole: Chunk) -> Parsed:
-        request = asked.arrival.request
+    def _parse(self, planned: PlannedRequest, whole: Chunk) -> Parsed:
+        request = planned.arrival.request
         if request.prompt is not None:
             stops = (*self.rendering.stop_token_ids, *request.asked.get("stop_token_ids", ()))
             text = self.rendering.decode(self._shown(request, _without_stop(whole.ids, stops)))
             return Parsed(_cut(text, whole.stop_string, request.shows_stop))
-        prompt_ids, begun = _split(asked)
+        prompt_ids, begun = _split(planned)
         ids = _without_stop(whole.ids, request.asked.get("stop_token_ids", ()))
-        ids = np.concatenate([begun, ids]) if asked.begun else ids
+        ids = np.concatenate([begun, ids]) if planned.begun else ids
         parsed = self.rendering.parse(ids, prompt_ids, request.tools if reads_tools(request) else None)
-        if asked.begun:
+        if planned.begun:
             parsed = msgspec.structs.replace(parsed, content=_after(request.begun, parsed.content), reasoning=None)
         return msgspec.structs.replace(
             parsed, content=_cut(parsed.content, whole.stop_string, request.shows_stop).rstrip()
         )
 
-    def _read(self, asked: PlannedRequest, index: int, whole: Chunk) -> Choice:
-        parsed = self._parse(asked, whole)
-        recorded = asked.replayed[index].tool_call_ids if index in asked.replayed else ()
+    def _read(self, planned: PlannedRequest, index: int, whole: Chunk) -> Choice:
+        parsed = self._parse(planned, whole)
+        recorded = planned.replayed[index].tool_call_ids if index in planned.replayed else ()
         ids = [*recorded, *(f"call_{uuid.uuid4().hex[:24]}" for _ in parsed.tool_calls[len(recorded) :])]
         calls = tuple(ToolCall(i, c.name, c.arguments) for i, c in zip(ids, parsed.tool_calls, strict=False))
         reason = whole.finish_reason or "stop"
         return Choice(
             index=index,
             content=parsed.content,
-            begun=asked.arrival.request.begun,
+            begun=planned.arrival.request.begun,
             reasoning=parsed.reasoning,
             tool_calls=calls,
             finish_reason="tool_calls" if calls and reason == "stop" else reason,
@@ -260,19 +266,19 @@ class Sampler:
             top_ids=whole.top_ids,
             top_logprobs=whole.top_logprobs,
             reasoning_tokens=self._reasoning_tokens(parsed, whole),
-            prompt=self._echo(asked, whole.prompt),
+            prompt=self._echo(planned, whole.prompt),
         )
 
-    def _echo(self, asked: PlannedRequest, logprobs: PromptLogprobs | None) -> PromptEcho | None:
+    def _echo(self, planned: PlannedRequest, logprobs: PromptLogprobs | None) -> PromptEcho | None:
         """The prompt, where the request asks for something of it."""
-        request = asked.arrival.request
+        request = planned.arrival.request
         if not request.echo and request.scores_prompt is None:
             return None
-        return PromptEcho(self._prompt_text(asked), asked.prompt_ids, logprobs)
+        return PromptEcho(self._prompt_text(planned), planned.prompt_ids, logprobs)
 
-    def _prompt_text(self, asked: PlannedRequest) -> str:
-        prompt = asked.arrival.request.prompt
-        return prompt if isinstance(prompt, str) else self.rendering.decode(asked.prompt_ids)
+    def _prompt_text(self, planned: PlannedRequest) -> str:
+        prompt = planned.arrival.request.prompt
+        return prompt if isinstance(prompt, str) else self.rendering.decode(planned.prompt_ids)
 
     def _reasoning_tokens(self, parsed: Parsed, whole: Chunk) -> int:
         """How many tokens of a response are reasoning: those up to the mark that ends it, or all where none does."""
@@ -282,18 +288,25 @@ class Sampler:
         (ends,) = np.nonzero(whole.ids == markers.think_close)
         return int(ends[0]) + 1 if len(ends) else len(whole.ids)
 
-    def _commit(self, asked: PlannedRequest, choice: Choice, chunks: list[Chunk], whole: Chunk) -> Turn:
-        complete, message, replay = not samples_nothing(asked.used), choice.message(), asked.arrival.live.replay
-        if replay is not None and complete and choice.index not in asked.replayed:
+    def _commit(self, planned: PlannedRequest, choice: Choice, chunks: list[Chunk], whole: Chunk) -> Turn:
+        complete, message, replay = not samples_nothing(planned.used), choice.message(), planned.arrival.live.replay
+        if replay is not None and complete and choice.index not in planned.replayed:
             replay.edits.sampled(message)
-        return self._grow(asked, choice.index, message, chunks, whole, complete=complete)
+        return self._grow(planned, choice.index, message, chunks, whole, complete=complete)
 
     def _grow(
-        self, asked: PlannedRequest, index: int, message: Message, chunks: list[Chunk], whole: Chunk, *, complete: bool
+        self,
+        planned: PlannedRequest,
+        index: int,
+        message: Message,
+        chunks: list[Chunk],
+        whole: Chunk,
+        *,
+        complete: bool,
     ) -> Turn:
-        call_id = f"{asked.arrival.response_id}:{index}"
-        return asked.arrival.live.session(self._policy).commit(
-            asked.prompt,
+        call_id = f"{planned.arrival.response_id}:{index}"
+        return planned.arrival.live.session(self._policy).commit(
+            planned.prompt,
             message,
             call_id,
             segment_id=f"{call_id}/r",
@@ -305,41 +318,41 @@ class Sampler:
             complete=complete,
         )
 
-    def _record(self, asked: PlannedRequest, choice: Choice, turn: Turn) -> None:
-        info = self._info_of(asked, choice.index, choice.finish_reason, None)
-        self._put(asked, info, turn.prompt, turn.response, choice.message(), len(choice.ids))
+    def _record(self, planned: PlannedRequest, choice: Choice, turn: Turn) -> None:
+        info = self._info_of(planned, choice.index, choice.finish_reason, None)
+        self._put(planned, info, turn.prompt, turn.response, choice.message(), len(choice.ids))
 
-    def _record_failure(self, asked: PlannedRequest, index: int, chunks: list[Chunk], error: str) -> None:
+    def _record_failure(self, planned: PlannedRequest, index: int, chunks: list[Chunk], error: str) -> None:
         """A call that did not end well is data too: with the tokens it had, or with none."""
-        info = self._info_of(asked, index, "abort", error)
-        if asked.arrival.live.replay is not None and index in asked.replayed:
-            asked.arrival.live.replay.give_back(asked.replayed[index])
+        info = self._info_of(planned, index, "abort", error)
+        if planned.arrival.live.replay is not None and index in planned.replayed:
+            planned.arrival.live.replay.give_back(planned.replayed[index])
         empty = np.empty(0, np.int32), np.empty(0, np.float32)
         none = Chunk(ids=empty[0], logprobs=empty[1], plain_logprobs=empty[1], version=self._info.version)
         whole = concat(chunks) if chunks else none
         # Who hangs up before the end has had these sampled as well.
-        asked.arrival.live.count(failed=1, response_tokens=len(whole.ids))
+        planned.arrival.live.count(failed=1, response_tokens=len(whole.ids))
         message: Message = {"role": "assistant", "content": self.rendering.decode(whole.ids)}
-        turn = self._grow(asked, index, message, chunks, whole, complete=False)
-        self._put(asked, info, turn.prompt, turn.response, message, len(whole.ids))
+        turn = self._grow(planned, index, message, chunks, whole, complete=False)
+        self._put(planned, info, turn.prompt, turn.response, message, len(whole.ids))
 
     def _put(
         self,
-        asked: PlannedRequest,
+        planned: PlannedRequest,
         info: CallInfo,
         prompt: Piece,
         response: Piece,
         output: Message,
         response_tokens: int,
     ) -> None:
-        arrival = asked.arrival
+        arrival = planned.arrival
         segments: tuple[Segment, ...] = unrecorded(response)
-        if (recorded := asked.replayed.get(info.choice)) is not None:
+        if (recorded := planned.replayed.get(info.choice)) is not None:
             segments = with_sources(segments, recorded, prompt.segment.segment_id, response.segment.segment_id)
         first = f"{arrival.response_id}:0"
-        messages = arrival.request.messages[asked.prompt.new_from :] if info.choice == 0 else ()
+        messages = arrival.request.messages[planned.prompt.new_from :] if info.choice == 0 else ()
         remembered = arrival.request.remember
-        begins = asked.prompt.parent is None and info.choice == 0
+        begins = planned.prompt.parent is None and info.choice == 0
         left_out = arrival.live.unrecorded(arrival.request.left_out)
 
         def draft() -> CallRecord:
@@ -351,7 +364,7 @@ class Sampler:
                 same_input_as=first if info.choice else None,
                 tools=arrival.request.tools if begins else None,
                 arguments=arrival.request.arguments if begins else {},
-                prompt_tokens=len(asked.prompt_ids),
+                prompt_tokens=len(planned.prompt_ids),
                 response_tokens=response_tokens,
                 remembers_from=None if remembered is None else len(arrival.request.messages) - len(remembered),
                 left_out=left_out,
@@ -361,8 +374,8 @@ class Sampler:
 
         self._recorder.put(arrival.live.key, draft)
 
-    def _info_of(self, asked: PlannedRequest, index: int, finish_reason: str, error: str | None) -> CallInfo:
-        arrival, parent = asked.arrival, asked.prompt.parent
+    def _info_of(self, planned: PlannedRequest, index: int, finish_reason: str, error: str | None) -> CallInfo:
+        arrival, parent = planned.arrival, planned.prompt.parent
         return CallInfo(
             call_id=f"{arrival.response_id}:{index}",
             response_id=arrival.response_id,
@@ -371,9 +384,9 @@ class Sampler:
             choice=index,
             policy=self._policy,
             trained=self._trained
-            and index not in asked.replayed
+            and index not in planned.replayed
             and not arrival.place.judge
-            and not samples_nothing(asked.used)
+            and not samples_nothing(planned.used)
             and self._selected(arrival),
             agent=arrival.place.agent,
             parent_call_id=None if parent is None else parent.call_id,
@@ -382,10 +395,10 @@ class Sampler:
             finish_reason=finish_reason,
             start_time=arrival.start,
             end_time=time.time(),
-            temperature=float(asked.used.get("temperature", 1.0)),
+            temperature=float(planned.used.get("temperature", 1.0)),
             asked=arrival.request.asked,
-            used={**asked.used, **({REPLAYED: asked.replayed[index].call_id} if index in asked.replayed else {})},
-            divergence=self._diverged(arrival) or asked.prompt.divergence,
+            used={**planned.used, **({REPLAYED: planned.replayed[index].call_id} if index in planned.replayed else {})},
+            divergence=self._diverged(arrival) or planned.prompt.divergence,
             error=error,
         )
 
@@ -468,10 +481,10 @@ async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _split(asked: PlannedRequest) -> tuple[Int32Array, Int32Array]:
+def _split(planned: PlannedRequest) -> tuple[Int32Array, Int32Array]:
     """A prompt up to where the answer begins, and what the client began it with."""
-    at = len(asked.prompt_ids) - asked.begun
-    return asked.prompt_ids[:at], asked.prompt_ids[at:]
+    at = len(planned.prompt_ids) - planned.begun
+    return planned.prompt_ids[:at], planned.prompt_ids[at:]
 
 
 def _after(begun: str, content: str) -> str:

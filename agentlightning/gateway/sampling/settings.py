@@ -41,7 +41,7 @@ def check_overrides(where: str, overrides: Mapping[str, Any] | None) -> dict[str
         raise ConfigError(f"Unknown sampling settings in {where}: {unknown}. Known are {list(SETTINGS)}.")
     found = {name: value for name, value in found.items() if value is not None}
     try:
-        check_asked(found)
+        check_settings(found)
         _within(found, "max_tokens", 1, 2**31 - 1)
     except Refusal as refusal:
         raise ConfigError(f"{where}: {refusal.message}") from None
@@ -49,7 +49,7 @@ def check_overrides(where: str, overrides: Mapping[str, Any] | None) -> dict[str
 
 
 def settle(
-    asked: Mapping[str, Any], overrides: Overrides, mode: RolloutMode | None, rollout_id: str, number: int
+    settings: Mapping[str, Any], overrides: Overrides, mode: RolloutMode | None, rollout_id: str, number: int
 ) -> dict[str, Any]:
     """The settings to use for call `number` of a rollout, of which the first choice takes the seed as it is.
 
@@ -57,7 +57,7 @@ def settle(
     the call.
     """
     train = mode is RolloutMode.TRAIN
-    used = {**asked, **(overrides.train if train else overrides.other)}
+    used = {**settings, **(overrides.train if train else overrides.other)}
     if train and used.get("seed") is not None:
         used["seed"] = mix(used["seed"], rollout_id, number)
     if 0 < used.get("temperature", 1.0) < _COLDEST:
@@ -68,35 +68,20 @@ def settle(
 
 
 def params_for(
-    used: Mapping[str, Any], *, choice: int, room: int, top_logprobs: int, grammar: str | None = None
+    used: Mapping[str, Any], *, choice: int, most_tokens: int, top_logprobs: int, grammar: str | None = None
 ) -> SamplingParams:
-    """The engine's parameters for one choice; `room` is what the context leaves for the response. Engines sample one
-    token at least, also where none is wanted.
-    """
-    asked_tokens = used.get("max_tokens")
-    most = room if asked_tokens is None else min(max(1, int(asked_tokens)), room)
-    seed = used.get("seed")
-    return SamplingParams(
-        temperature=float(used.get("temperature", 1.0)),
-        top_p=float(used.get("top_p", 1.0)),
-        top_k=int(used.get("top_k", 0)),
-        min_p=float(used.get("min_p", 0.0)),
-        presence_penalty=float(used.get("presence_penalty", 0.0)),
-        frequency_penalty=float(used.get("frequency_penalty", 0.0)),
-        logit_bias={int(token): float(bias) for token, bias in used.get("logit_bias", {}).items()},
-        min_tokens=min(int(used.get("min_tokens", 0)), most),
-        ignore_eos=bool(used.get("ignore_eos", False)),
-        max_tokens=most,
-        stop=tuple(used.get("stop", ())),
-        stop_token_ids=tuple(used.get("stop_token_ids", ())),
-        seed=None if seed is None else (int(seed) + choice) % 2**63,
-        top_logprobs=top_logprobs,
-        grammar=grammar,
-    )
-
-
-def samples_nothing(used: Mapping[str, Any]) -> bool:
-    """Whether a request wants no response, only what is told of its prompt."""
+    """The engine's parameters for one choice; `most_tokens` is what the context leaves for the response. Engines sample
+    one token at least, also where none is wanted. """ wanted_tokens = used.get("max_tokens") most = most_tokens if
+    wanted_tokens is None else min(max(1, int(wanted_tokens)), most_tokens) seed = used.get("seed") return
+    SamplingParams( temperature=float(used.get("temperature", 1.0)), top_p=float(used.get("top_p", 1.0)),
+    top_k=int(used.get("top_k", 0)), min_p=float(used.get("min_p", 0.0)),
+    presence_penalty=float(used.get("presence_penalty", 0.0)), frequency_penalty=float(used.get("frequency_penalty",
+    0.0)), logit_bias={int(token): float(bias) for token, bias in used.get("logit_bias", {}).items()},
+    min_tokens=min(int(used.get("min_tokens", 0)), most), ignore_eos=bool(used.get("ignore_eos", False)),
+    max_tokens=most, stop=tuple(used.get("stop", ())), stop_token_ids=tuple(used.get("stop_token_ids", ())), seed=None
+    if seed is None else (int(seed) + choice) % 2**63, top_logprobs=top_logprobs, grammar=grammar, )   def
+    samples_nothing(used: Mapping[str, Any]) -> bool: """Whether a request wants no response, only what is told of its
+    prompt."""
     return used.get("max_tokens") == 0
 
 
@@ -116,24 +101,24 @@ def mix(seed: int, rollout_id: str, number: int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def check_asked(asked: Mapping[str, Any]) -> None:
+def check_settings(settings: Mapping[str, Any]) -> None:
     """Refuse values that no engine takes, naming the field."""
-    _within(asked, "temperature", 0.0, 10.0)
-    _within(asked, "top_p", 0.0, 1.0, open_below=True)
-    _within(asked, "min_p", 0.0, 1.0)
-    _within(asked, "top_k", -1, 2**31 - 1)
+    _within(settings, "temperature", 0.0, 10.0)
+    _within(settings, "top_p", 0.0, 1.0, open_below=True)
+    _within(settings, "min_p", 0.0, 1.0)
+    _within(settings, "top_k", -1, 2**31 - 1)
     for name in PENALTIES:
-        _within(asked, name, -2.0, 2.0)
-    _check_bias(asked.get("logit_bias", {}))
-    _check_stop_ids(asked.get("stop_token_ids", []))
-    _within(asked, "max_tokens", 0, 2**31 - 1)
-    _within(asked, "min_tokens", 0, 2**31 - 1)
-    if not isinstance(asked.get("ignore_eos", False), bool):
+        _within(settings, name, -2.0, 2.0)
+    _check_bias(settings.get("logit_bias", {}))
+    _check_stop_ids(settings.get("stop_token_ids", []))
+    _within(settings, "max_tokens", 0, 2**31 - 1)
+    _within(settings, "min_tokens", 0, 2**31 - 1)
+    if not isinstance(settings.get("ignore_eos", False), bool):
         raise Refusal("'ignore_eos' must be true or false.", code="invalid_type", param="ignore_eos")
-    _within(asked, "seed", -(2**63), 2**63 - 1)
+    _within(settings, "seed", -(2**63), 2**63 - 1)
     for name in ("top_k", "max_tokens", "min_tokens", "seed"):
-        if isinstance(asked.get(name), float):
-            raise Refusal(f"'{name}' must be a whole number, not {asked[name]!r}.", code="invalid_type", param=name)
+        if isinstance(settings.get(name), float):
+            raise Refusal(f"'{name}' must be a whole number, not {settings[name]!r}.", code="invalid_type", param=name)
 
 
 def _check_stop_ids(ids: Any) -> None:
@@ -163,8 +148,8 @@ def _check_bias(bias: Any) -> None:
         _within({f"logit_bias.{token}": value}, f"logit_bias.{token}", -100.0, 100.0)
 
 
-def _within(asked: Mapping[str, Any], name: str, low: float, high: float, *, open_below: bool = False) -> None:
-    value = asked.get(name)
+def _within(settings: Mapping[str, Any], name: str, low: float, high: float, *, open_below: bool = False) -> None:
+    value = settings.get(name)
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -16,7 +16,6 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from agentlightning.backoff import ObservedRequest
 from agentlightning.errors import StoreError
 from agentlightning.gateway.attempts import Attempts, LiveAttempt
 from agentlightning.gateway.dialects import FORWARDED, Dialect, DialectRoute, Paths, refused_in_shape
@@ -49,7 +48,8 @@ from agentlightning.gateway.serving.http import (
 from agentlightning.gateway.serving.reading import Incoming, Reader, Router
 from agentlightning.gateway.serving.switches import with_switch
 from agentlightning.keys import CALLS, CLOSE, PREFIX, AttemptKey, redacted, verify_attempt_key, verify_url_key
-from agentlightning.serving import Busy, asks_for_health
+from agentlightning.net.backoff import ObservedRequest
+from agentlightning.net.server import Busy, asks_for_health
 from agentlightning.types.names import CONTEXT_HEADER, NO_SUCH_PATH
 
 _PATH = re.compile(
@@ -97,7 +97,7 @@ class GatewayApp:
         self._busy = busy
         self._instance = instance
         self._paths = Paths(dialects, FORWARDED)
-        self.turned_away: Counter[str] = Counter()
+        self.refused_requests: Counter[str] = Counter()
         """Requests that belong to no attempt, by why they were refused."""
         self.trouble: str | None = None
         """Why no model can be sampled from just now, for /health."""
@@ -122,8 +122,8 @@ class GatewayApp:
         elif rest.startswith("/models/") and rest.removeprefix("/models/") in self._router.names():
             await send_json(send, 200, _model(rest.removeprefix("/models/")))
         elif rest == "/health":
-            told = {"status": "ok"} if self.trouble is None else {"status": "unavailable", "reason": self.trouble}
-            await send_json(send, 200 if self.trouble is None else 503, {"instance": self._instance(), **told})
+            health = {"status": "ok"} if self.trouble is None else {"status": "unavailable", "reason": self.trouble}
+            await send_json(send, 200 if self.trouble is None else 503, {"instance": self._instance(), **health})
         else:
             await self._nowhere(match, rest, scope, send)
 
@@ -141,7 +141,7 @@ class GatewayApp:
         refusal = Refusal(message, status=404, code="not_found")
         asks = match is not None and scope["method"] == "POST"
         if match is None or not asks or not await self._recorded(match, dict(scope["headers"]), refusal):
-            self._turn_away(refusal)
+            self._count_refusal(refusal)
         await send_body(send, 404, refused_in_shape(refusal, scope))
 
     async def _recorded(self, match: re.Match[str], headers: Mapping[bytes, bytes], refusal: Refusal) -> bool:
@@ -212,7 +212,7 @@ class GatewayApp:
             async with self._received(receive, headers, key) as body:
                 live = await self._attempts.get(key.rollout_id, key.attempt_id)
                 if self._recorder.is_full(live.key):
-                    await while_connected(receive, live.running, self._recorder.room(live.key))
+                    await while_connected(receive, live.running, self._recorder.wait_until_writable(live.key))
                 await live.turns.take()
                 place = _place(live, headers, path["agent"])
                 return await self._handler(route, path["key"] is None, body, live, place, receive, headers)
@@ -221,7 +221,7 @@ class GatewayApp:
         except Exception as error:  # the last one who can give the client an answer
             refusal = refusal_for(error)
             if refusal.status == 401:
-                self._turn_away(refusal)
+                self._count_refusal(refusal)
             if unread:
                 await self._drain(receive, headers, refusal)
             await send_body(watched.send, refusal.status, route.dialect.refuse(refusal))
@@ -257,10 +257,10 @@ class GatewayApp:
                 async with asyncio.timeout(self._read_seconds):
                     await drain(receive)
 
-    def _turn_away(self, refusal: Refusal) -> None:
+    def _count_refusal(self, refusal: Refusal) -> None:
         """Count a request that no attempt's record can hold. Few texts are kept: anybody may send anything."""
-        if refusal.message in self.turned_away or len(self.turned_away) < _MOST_REASONS:
-            self.turned_away[refusal.message] += 1
+        if refusal.message in self.refused_requests or len(self.refused_requests) < _MOST_REASONS:
+            self.refused_requests[refusal.message] += 1
 
     async def _of_attempt(self, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
         watched = ObservedRequest(receive, send)
@@ -313,24 +313,24 @@ class GatewayApp:
         incoming = Incoming(route, body, live, place, knows_models=knows_models)
         try:
             self._check_open(live)
-            asked = await self._reader.read(incoming, receive)
-            if isinstance(asked, int):
-                return _Counted(route.dialect, asked)
+            read = await self._reader.read(incoming, receive)
+            if isinstance(read, int):
+                return _Counted(route.dialect, read)
             target = self._router.target(incoming.model)
             if isinstance(target, Upstream):
-                assert isinstance(asked, Mapping), "what another provider answers goes on as it is"
+                assert isinstance(read, Mapping), "what another provider answers goes on as it is"
                 large = self._limits.is_large(body)
-                forwarding = target.forward(route, asked, live, place, key=_own_key(headers), large=large)
+                forwarding = target.forward(route, read, live, place, key=_own_key(headers), large=large)
                 return Relay(route.dialect, forwarding, live.running, self._recorder.admitted(live.key))
-            assert isinstance(asked, CallRequest), "what is answered here has been read"
+            assert isinstance(read, CallRequest), "what is answered here has been read"
         except Refusal as found:
             refusal = with_switch(found, headers)
             record_refusal(self._recorder, live, place, incoming.model, refusal, start)
             raise refusal from found
         if route.counting:
-            return _Count(route.dialect, target, asked, live)
-        arrival = _arrive(live, asked, route.dialect, place, start)
-        admitted = self._recorder.admitted(live.key, asked.n)
+            return _Count(route.dialect, target, read, live)
+        arrival = _arrive(live, read, route.dialect, place, start)
+        admitted = self._recorder.admitted(live.key, read.n)
         return Exchange(route.dialect, target, arrival, admitted, self._keep_alive_seconds)
 
     def _check_open(self, live: LiveAttempt) -> None:

@@ -79,7 +79,7 @@ class AttemptApi:
 
     async def _reward(self, key: AttemptKey, given: Mapping[str, Any]) -> Mapping[str, Any]:
         live = await self._attempts.get(key.rollout_id, key.attempt_id)
-        await self._recorder.room(live.key)
+        await self._recorder.wait_until_writable(live.key)
         try:
             attributes = reward_attributes(given["reward"], is_json=True)
         except KeyError:

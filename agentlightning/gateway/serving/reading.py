@@ -117,7 +117,7 @@ class Reader:
         large = self._limits.is_large(incoming.body)
         if large and incoming.route.dialect in DIALECTS:
             measures = self._router.measures()
-            found = await self._read_elsewhere(incoming, receive, measures) if measures else None
+            found = await self._read_in_process(incoming, receive, measures) if measures else None
             if found is not None:
                 return found
         return await self._read_here(incoming, large=large)
@@ -132,12 +132,12 @@ class Reader:
             incoming.model = self._router.names()[0]
         if isinstance(self._router.target(incoming.model), Upstream):
             return given
-        asked = incoming.route.dialect, given, live.answered
-        request = await in_background(parse_stable, *asked) if large else parse_stable(*asked)
+        arguments = incoming.route.dialect, given, live.answered
+        request = await in_background(parse_stable, *arguments) if large else parse_stable(*arguments)
         self._limits.check_stops(request.asked.get("stop", ()))
         return request
 
-    async def _read_elsewhere(
+    async def _read_in_process(
         self, incoming: Incoming, receive: Receive, measures: Mapping[str, Measure]
     ) -> CallRequest | int | None:
         """None where only this process can read it."""

@@ -63,10 +63,10 @@ class Workers:
         import ray
         from ray.exceptions import RayActorError
 
-        asked = [worker.__ray_ready__.remote() for worker in self._group.workers]
-        ready, _ = ray.wait(asked, num_returns=len(asked), timeout=SECONDS_TO_NAME)
+        answers = [worker.__ray_ready__.remote() for worker in self._group.workers]
+        ready, _ = ray.wait(answers, num_returns=len(answers), timeout=SECONDS_TO_NAME)
         found = []
-        for rank, one in enumerate(asked):
+        for rank, one in enumerate(answers):
             try:
                 if one in ready:
                     ray.get(one)

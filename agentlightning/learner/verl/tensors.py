@@ -22,9 +22,9 @@ NO_ENTRY = {"old": 0.0, "advantages": 0.0, "weights": 0.0, "reference": 0.0, "se
 
 
 def tensors_of(
-    one: Pass, batch: PackedBatch, asked: Mapping[str, Any] | None = None, *, reference_E: Float32Array | None = None
+    one: Pass, batch: PackedBatch, extra: Mapping[str, Any] | None = None, *, reference_E: Float32Array | None = None
 ) -> TensorDict:
-    """The rows of all workers, in their order; `asked`: what the engine is told besides."""
+    """The rows of all workers, in their order; `extra`: what the engine is told besides."""
     of_entries = {
         "old": batch.old_logprobs_E,
         "advantages": batch.advantages_E,
@@ -46,8 +46,8 @@ def tensors_of(
     for name, values_E in of_entries.items():
         nothing = np.array([NO_ENTRY[name]], dtype=values_E.dtype)
         tensors[name] = _nested([nothing if n in idle else values_E[row.entries_R] for n, row in enumerate(rows)])
-    told = {"calculate_entropy": True, "use_dynamic_bsz": False, "micro_batch_size_per_gpu": len(one[0])}
-    return tensordict_utils.get_tensordict(tensors, {**told, **(asked or {})})
+    meta = {"calculate_entropy": True, "use_dynamic_bsz": False, "micro_batch_size_per_gpu": len(one[0])}
+    return tensordict_utils.get_tensordict(tensors, {**meta, **(extra or {})})
 
 
 def sums_in(found: TensorDict) -> dict[str, float]:

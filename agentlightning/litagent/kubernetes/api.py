@@ -37,8 +37,8 @@ class ApiRefusal(ExecutorError):
     def __init__(self, status: int, body: bytes) -> None:
         self.status, self.reason, message = status, "", body[:300].decode(errors="replace")
         with suppress(ValueError, AttributeError):  # a proxy in between answers as it likes
-            told = json.loads(body)
-            self.reason, message = told.get("reason") or "", told.get("message") or message
+            answer = json.loads(body)
+            self.reason, message = answer.get("reason") or "", answer.get("message") or message
         super().__init__(f"The cluster refused it ({status}): {message}")
 
 
@@ -53,7 +53,7 @@ class ClusterApi:
     async def opened(cls, cluster: Kubernetes) -> AsyncIterator[ClusterApi]:
         import aiohttp
 
-        from agentlightning.outgoing import http_session
+        from agentlightning.net.outgoing import http_session
 
         url, inside = server_of(cluster)
         namespace = cluster.namespace or (_account("namespace") if inside else "default")
@@ -128,7 +128,7 @@ class ClusterApi:
     ) -> T:
         import aiohttp
 
-        from agentlightning.outgoing import RedirectError
+        from agentlightning.net.outgoing import RedirectError
 
         end, pause = time.monotonic() + API_SECONDS, 0.25
         while True:

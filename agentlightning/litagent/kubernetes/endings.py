@@ -62,8 +62,8 @@ def _refuse_disrupted(pod: Json) -> None:
         raise ExecutorError(f"The cluster ended the pod ({reason}). {message}")
     for condition in status.get("conditions", ()):
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
-            told = condition.get("message", "")
-            raise ExecutorError(f"The cluster ended the pod ({condition.get('reason')}). {told}")
+            message = condition.get("message", "")
+            raise ExecutorError(f"The cluster ended the pod ({condition.get('reason')}). {message}")
 
 
 def is_going(pod: Json | None) -> bool:
@@ -82,8 +82,8 @@ def why_not_started(pod: Json | None) -> str | None:
     unscheduled = [
         c for c in pod["status"].get("conditions", ()) if c["type"] == "PodScheduled" and c["status"] != "True"
     ]
-    told = [*unscheduled, _state(pod).get("waiting", {})][0]
-    return f"{told.get('reason', 'Pending')}: {told.get('message', 'the cluster does not say why')}"
+    state = [*unscheduled, _state(pod).get("waiting", {})][0]
+    return f"{state.get('reason', 'Pending')}: {state.get('message', 'the cluster does not say why')}"
 
 
 def _state(pod: Json) -> Json:

@@ -106,7 +106,7 @@ def job_of(cluster: Kubernetes, work: AttemptWork, owner: Mapping[str, Any] | No
 
 
 def _pod(cluster: Kubernetes, work: AttemptWork) -> dict[str, Any]:
-    room = {"emptyDir": {"sizeLimit": cluster.storage}}
+    volume = {"emptyDir": {"sizeLimit": cluster.storage}}
     return {
         "terminationGracePeriodSeconds": 2,
         "enableServiceLinks": False,
@@ -121,8 +121,8 @@ def _pod(cluster: Kubernetes, work: AttemptWork) -> dict[str, Any]:
         },
         "containers": [_container(cluster, work)],
         "volumes": [
-            {"name": "workspace", **room},
-            {"name": "tmp", **room},
+            {"name": "workspace", **volume},
+            {"name": "tmp", **volume},
             {"name": "given", "secret": {"secretName": work.name, "items": [{"key": "given", "path": "task.json"}]}},
         ],
     }

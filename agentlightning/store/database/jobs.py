@@ -106,30 +106,30 @@ class Loops:
     """The event loops that operations come from, which may be behind with what clients have sent."""
 
     def __init__(self) -> None:
-        self._asked: dict[asyncio.AbstractEventLoop, float | None] = {}
+        self._pending: dict[asyncio.AbstractEventLoop, float | None] = {}
         """When each was asked whether it comes round; None: it has said so."""
 
     def see(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._asked.setdefault(loop, None)
+        self._pending.setdefault(loop, None)
 
     def ask(self) -> None:
-        for loop, asked in list(self._asked.items()):
-            if asked is None and loop.is_running():
-                self._asked[loop] = time.monotonic()
+        for loop, since in list(self._pending.items()):
+            if since is None and loop.is_running():
+                self._pending[loop] = time.monotonic()
                 try:
                     loop.call_soon_threadsafe(self._come_round, loop, ROUNDS)
                 except RuntimeError:
-                    self._asked.pop(loop)  # it was closed
+                    self._pending.pop(loop)  # it was closed
 
     def _come_round(self, loop: asyncio.AbstractEventLoop, rounds: int) -> None:
         if rounds:
             loop.call_soon(self._come_round, loop, rounds - 1)
         else:
-            self._asked[loop] = None
+            self._pending[loop] = None
 
     def waiting_since(self) -> float:
         """When the first of those was asked that have not come round; infinity if all have."""
-        waiting = [asked for loop, asked in list(self._asked.items()) if asked is not None and loop.is_running()]
+        waiting = [since for loop, since in list(self._pending.items()) if since is not None and loop.is_running()]
         return min(waiting, default=_NEVER)
 
 
@@ -163,12 +163,12 @@ class JobQueue:
             self._changed.wait_for(lambda: self._ended or any(self._lanes), None if wait == _NEVER else max(wait, 0.0))
             batch: list[Job] = []
             for turn, lane in zip(JobTurn, self._lanes, strict=True):
-                room = most - sum(map(_weight, batch))
+                capacity = most - sum(map(_weight, batch))
                 if any(self._lanes[turn + 1 :]):
-                    room = -(-room // 2)
-                while lane and room > 0:
+                    capacity = -(-capacity // 2)
+                while lane and capacity > 0:
                     batch.append(lane.popleft())
-                    room -= _weight(batch[-1])
+                    capacity -= _weight(batch[-1])
             if batch:
                 self._working[threading.get_ident()] = min(job.since for job in batch)
             return batch, not self._ended or any(self._lanes)

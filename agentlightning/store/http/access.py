@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentlightning.backoff import ObservedRequest
 from agentlightning.keys import SPANS, TASK, AttemptKey, verify_attempt_key
-from agentlightning.serving import Busy, asks_for_health
+from agentlightning.net.backoff import ObservedRequest
+from agentlightning.net.server import Busy, asks_for_health
 from agentlightning.store.http import wire
 from agentlightning.store.http.api import answered
 from agentlightning.store.http.intake import Intake

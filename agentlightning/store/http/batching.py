@@ -22,11 +22,11 @@ class Batcher(Generic[Item, Result]):
     def __init__(self, send: Callable[[Sequence[Item]], Awaitable[Sequence[Result | Exception]]]):
         self._send = send
         self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
-        self._room = asyncio.Semaphore(MAX_WAITING)
+        self._slots = asyncio.Semaphore(MAX_WAITING)
         self._flushing: asyncio.Task[None] | None = None
 
     async def add(self, item: Item) -> Result:
-        async with self._room:
+        async with self._slots:
             future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
             self._waiting.append((item, future))
             if self._flushing is None or self._flushing.done():

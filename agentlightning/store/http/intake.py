@@ -14,11 +14,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agentlightning.backoff import Backoff
 from agentlightning.errors import NotFoundError
 from agentlightning.keys import REWARDS, AttemptKey
+from agentlightning.net.backoff import Backoff
 from agentlightning.store.http import otlp
-from agentlightning.store.http.elsewhere import ReadElsewhere, rows_of
+from agentlightning.store.http.body_process import BodyProcess, rows_of
 from agentlightning.store.http.problems import problem
 from agentlightning.store.http.reading import Found, Given, Owner, Refused, Row, is_short, read
 from agentlightning.store.operations.spans import SPAN_FIELDS
@@ -32,14 +32,14 @@ class Intake:
         self._store = store
         self.backoff = Backoff()
         """Of attempts whose requests are refused."""
-        self._elsewhere = ReadElsewhere(charge=self._charge)
+        self._body_process = BodyProcess(charge=self._charge)
 
     def _charge(self, owner: Hashable, seconds: float) -> None:
         if owner is not None:  # else it was the admin's
             self.backoff.charge(owner, seconds)
 
     async def close(self) -> None:
-        await self._elsewhere.close()
+        await self._body_process.close()
 
     async def spans(self, request: Request, body: bytes, key: AttemptKey | None = None) -> Response:
         """Store a list of spans, all or none; the answer says which were new, and their numbers."""
@@ -76,7 +76,7 @@ class Intake:
         if is_short(given, body):
             found, parts = read(given, body)
             return found, _rows(parts)
-        found, encoded = await self._elsewhere.read(given, body, key and (key.rollout_id, key.attempt_id))
+        found, encoded = await self._body_process.read(given, body, key and (key.rollout_id, key.attempt_id))
         return found, _rows(rows_of(part) for part in encoded)
 
 

@@ -31,11 +31,11 @@ def document() -> dict[str, Any]:
         records[kind.__name__] = TypeAdapter(kind)
         return {"$ref": _REF.format(kind.__name__)}
 
-    asked = [one for one in OPERATIONS if one.body not in (None, bytes)]
+    with_body = [one for one in OPERATIONS if one.body not in (None, bytes)]
     bodies, components = msgspec.json.schema_components(
-        [one.body for one in asked], schema_hook=of_record, ref_template=_REF.replace("{}", "{name}")
+        [one.body for one in with_body], schema_hook=of_record, ref_template=_REF.replace("{}", "{name}")
     )
-    body_of = dict(zip(asked, bodies, strict=True))
+    body_of = dict(zip(with_body, bodies, strict=True))
     answers = {one: one.answers for one in OPERATIONS if one.answer not in (None, bytes)}
     kinds: list[Any] = [(key, "validation", one) for key, one in {**records, **answers}.items()]
     schemas, definitions = TypeAdapter.json_schemas(kinds, ref_template=_REF.replace("{}", "{model}"))

@@ -1,10 +1,10 @@
-"""`python -m agentlightning.store.http.reader FD`: the process that reads large bodies; `elsewhere` starts it."""
+"""`python -m agentlightning.store.http.reader FD`: the process that reads large bodies; `body_process` starts it."""
 
 from __future__ import annotations
 
 import socket
 
-from agentlightning.beside import answer_the_parent, frame, frames
+from agentlightning.net.helper_process import answer_the_parent, frame, frames
 
 
 def main(channel: socket.socket) -> None:

@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentlightning.arguments import explained
 from agentlightning.errors import ConfigError, StoreError
-from agentlightning.guard import is_local_name
 from agentlightning.keys import SECRET, not_empty, sign_attempt_key
-from agentlightning.serving import Busy, ConnectionLimits, LoopServer, asks_for_health
+from agentlightning.net.guard import is_local_name
+from agentlightning.net.server import Busy, ConnectionLimits, LoopServer, asks_for_health
 from agentlightning.store.http.access import AccessControl
 from agentlightning.store.http.api import StoreApi
 from agentlightning.store.http.attendance import Attendance
@@ -83,7 +83,7 @@ class LightningStoreServer:
             trusted = control.trusts
         self._pages = pages
         if pages is not None:
-            app = _beside(pages, app)
+            app = _with_pages(pages, app)
         named = {"what": "store", "error": StoreError, "limits": limits, "trusted": trusted}
         self._server = LoopServer(app, host, port, **named, allow_hosts=allow_hosts)
 
@@ -130,7 +130,7 @@ class LightningStoreServer:
         await self._intake.close()
 
 
-def _beside(pages: Pages, api: ASGIApp) -> ASGIApp:
+def _with_pages(pages: Pages, api: ASGIApp) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
         of_pages = path in ("/", PAGES) or path.startswith(f"{PAGES}/")

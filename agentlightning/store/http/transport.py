@@ -27,8 +27,8 @@ from agentlightning.errors import (
     StoreUnavailableError,
 )
 from agentlightning.keys import not_empty
-from agentlightning.local_keys import find_key
-from agentlightning.outgoing import RedirectError, http_session
+from agentlightning.net.local_keys import find_key
+from agentlightning.net.outgoing import RedirectError, http_session
 from agentlightning.store.http.wire import JSON, MAX_WAIT_SECONDS
 
 logger = logging.getLogger(__name__)

@@ -35,11 +35,11 @@ def fetch(tx: Transaction, rollout_ids: Sequence[str]) -> RecordTable:
 def _telling_spans(tx: Transaction, rollout_ids: Sequence[str]) -> list[Span]:
     """Spans of latest attempts that carry a reward, a triplet, or the refusal of a request, in their order."""
     t = spans_table.c
-    told = (f'"{REWARD}.', '"error.type":"refused"')
+    patterns = (f'"{REWARD}.', '"error.type":"refused"')
     outputs = or_(*(t.attributes.contains(f'"{key}"', autoescape=True) for key in AGENTOPS_OUTPUTS))
     tells = or_(
         t.name.in_((TRIPLET, REWARD)),
-        *(t.attributes.contains(words, autoescape=True) for words in told),
+        *(t.attributes.contains(words, autoescape=True) for words in patterns),
         and_(outputs, t.attributes.contains("reward")),
     )
     statement = (

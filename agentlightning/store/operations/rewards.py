@@ -65,11 +65,11 @@ def note(tx: Transaction, attempt_id: str, rollout_id: str, otherwise: float | N
     _write(tx, attempt_id, rollout_id, otherwise if reward is None else reward)
 
 
-def note_late(tx: Transaction, attempt_id: str, rollout_id: str, told: Iterable[Mapping[str, Any]]) -> None:
+def note_late(tx: Transaction, attempt_id: str, rollout_id: str, spans: Iterable[Mapping[str, Any]]) -> None:
     """Of spans, given as columns, that came after their attempt's end."""
     rewarding = [
         (span["sequence_id"], span["name"], span["attributes"])
-        for span in told
+        for span in spans
         if span["name"] == REWARD or any(key in span["attributes"] for key in _KEYS.values())
     ]
     if not rewarding:
@@ -82,11 +82,11 @@ def note_late(tx: Transaction, attempt_id: str, rollout_id: str, told: Iterable[
         _write(tx, attempt_id, rollout_id, _add(tx, attempt_id, rollout_id, last, rewarding))
 
 
-def _add(tx: Transaction, attempt_id: str, rollout_id: str, last: LastRewards, told: Iterable[Any]) -> float | None:
+def _add(tx: Transaction, attempt_id: str, rollout_id: str, last: LastRewards, spans: Iterable[Any]) -> float | None:
     """Keep what is last now; what the attempt earned by it. Weights and callers are looked up where they matter."""
     found = [
         (sequence_id, in_one_form(name, decode(attributes, "spans.attributes", attempt_id, type=dict[str, Any])))
-        for sequence_id, name, attributes in told
+        for sequence_id, name, attributes in spans
     ]
     weights = _weights(tx, rollout_id) if any(has_parts(attributes) for _, attributes in found) else {}
     for sequence_id, attributes in found:

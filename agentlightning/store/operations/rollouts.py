@@ -217,7 +217,7 @@ def claim(
         begun = attempts.start(tx, list(zip(states, fresh, strict=False)), worker_id)
         claims += [_attempted(to_rollout(row[:_SPLIT]), attempt) for row, attempt in zip(rows, begun, strict=True)]
     if not claims and worker_id is not None:
-        workers.asked(tx, worker_id)
+        workers.found_nothing(tx, worker_id)
     return claims
 
 

@@ -31,7 +31,7 @@ _busy = Statement(
     update(workers).where(_free),
     ["status", "last_dequeue_time", "last_busy_time", "current_rollout_id", "current_attempt_id"],
 )
-_asked = Statement(update(workers).where(_free), ["last_dequeue_time"])
+_found_nothing = Statement(update(workers).where(_free), ["last_dequeue_time"])
 _holds = Statement(update(workers).where(_free), ["current_rollout_id", "current_attempt_id"])
 _idle = Statement(
     update(workers).where(_free), ["status", "last_idle_time", "current_rollout_id", "current_attempt_id"]
@@ -115,9 +115,9 @@ def claimed(tx: Transaction, worker_id: str, rollout_id: str, attempt_id: str) -
     _update(tx, _busy, worker_id, values)
 
 
-def asked(tx: Transaction, worker_id: str) -> None:
+def found_nothing(tx: Transaction, worker_id: str) -> None:
     """The worker asked for work and there was none."""
-    _update(tx, _asked, worker_id, {"last_dequeue_time": tx.now})
+    _update(tx, _found_nothing, worker_id, {"last_dequeue_time": tx.now})
 
 
 def released(tx: Transaction, worker_id: str, *, responsive: bool) -> None:
@@ -169,8 +169,8 @@ class Heartbeat:
         for status, some in ((WorkerStatus.BUSY, busy), (WorkerStatus.IDLE, last.keys() - busy)):
             if some:
                 tx.run(_beat, {"workers": Ids(sorted(some)), "status": status.value, "last_heartbeat_time": tx.now})
-        told = [{"worker": beat.worker_id, "heartbeat_stats": beat.stats} for beat in beats if beat.stats is not UNSET]
-        tx.many(_beat_stats, told)
+        stats = [{"worker": beat.worker_id, "heartbeat_stats": beat.stats} for beat in beats if beat.stats is not UNSET]
+        tx.many(_beat_stats, stats)
         found = {row[0]: to_worker(row) for row in tx.rows(_select_many, {"workers": ids})}
         return [found[beat.worker_id] for beat in beats]
 

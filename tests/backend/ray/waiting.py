@@ -11,8 +11,8 @@ from typing import Any
 from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
 from agentlightning.backend.ray.cluster import connected, reserve
+from agentlightning.backend.ray.needs import Need
 from agentlightning.backend.ray.options import RayOptions
-from agentlightning.backend.ray.room import Need
 
 from .three_nodes import STORE
 

@@ -210,7 +210,7 @@ OF_OTHERS = {"top_logprobs", "grammar", "owner", "stop", "stop_token_ids", "seed
 def test_no_setting_is_dropped_on_the_way(name: str) -> None:
     given = {"logit_bias": {5: 2.0}, "top_k": 3, "min_tokens": 4, "ignore_eos": True}.get(name, 0.5)
     params = SamplingParams(**{name: given})
-    body = sampling(params, room=9, eos_ids=[7], seed=None)
+    body = sampling(params, most_tokens=9, eos_ids=[7], seed=None)
     assert body[name] == given
     assert restricts(params) == (name not in ("temperature", "ignore_eos", "prompt_logprobs"))
     assert body["stop_token_ids"] == ([] if name == "ignore_eos" else [7])

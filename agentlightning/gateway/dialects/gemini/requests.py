@@ -11,8 +11,8 @@ from agentlightning.gateway.dialects.base import Fields
 from agentlightning.gateway.dialects.fields import (
     Reading,
     ToolSet,
-    asked_settings,
     assistant_message,
+    given_settings,
     required,
     sent_call,
     tool_name,
@@ -23,7 +23,7 @@ from agentlightning.gateway.dialects.gemini.signatures import reasoning_in, unwr
 from agentlightning.gateway.dialects.tables import gemini as tables
 from agentlightning.gateway.dialects.template import effort_of, no_thought
 from agentlightning.gateway.exchange import AnswerSchema, Refusal, TemplateArgument, ToolChoice
-from agentlightning.gateway.sampling.settings import check_asked
+from agentlightning.gateway.sampling.settings import check_settings
 from agentlightning.rendering.messages import Message, Tool
 
 MOST_CHOICES, MOST_TOP_LOGPROBS = 128, 20
@@ -61,14 +61,14 @@ def thought_of(thinking: Mapping[str, Any], reading: Reading) -> tuple[TemplateA
     return () if thinking.get("thinkingLevel") == "THINKING_LEVEL_UNSPECIFIED" else level
 
 
-def asked_of(config: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling settings of `generationConfig`."""
-    asked = asked_settings(config, SETTINGS)
-    top_k = asked.get("top_k")
+    settings = given_settings(config, SETTINGS)
+    top_k = settings.get("top_k")
     if isinstance(top_k, float) and top_k.is_integer():  # Google's clients have it as one
-        asked["top_k"] = int(top_k)
-    check_asked(asked)
-    return asked
+        settings["top_k"] = int(top_k)
+    check_settings(settings)
+    return settings
 
 
 # ---- turns ---------------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ PARTS = Kinds(
     default="text",
 )
 RESULT = Fields(honoured=("type", "tool_use_id", "content"), harmless=(*_MARKS, "is_error", "toolset", "toolset_name"))
-ASKED = Kinds(
+USER_PARTS = Kinds(
     known={"text": TEXT, "tool_result": RESULT},
     unavailable=_NO_TEXT,
     harmless=PARTS.harmless,
@@ -127,7 +127,7 @@ TOOL_CHOICE = Fields(honoured=("type", "name", "disable_parallel_tool_use"))
 OUTPUT_CONFIG = Fields(honoured=("format", "effort"), harmless=("task_budget",))
 NESTED = {
     "messages[]": MESSAGE,
-    "messages[].content[] (user)": ASKED,
+    "messages[].content[] (user)": USER_PARTS,
     "messages[].content[] (assistant)": SAID,
     "messages[].content[].content[]": PARTS,
     "system[]": PARTS,

@@ -174,13 +174,13 @@ def main() -> None:
     import torch  # noqa: F401 - seconds, of which nobody who waits for a port knows
 
     for line in sys.stdin:
-        asked = json.loads(line)
-        with socket.create_server((asked["terms"]["host"], 0)) as listener:
+        request = json.loads(line)
+        with socket.create_server((request["terms"]["host"], 0)) as listener:
             port = listener.getsockname()[1]
             _say({"port": port})
-            terms = Terms.parse(json.dumps({**asked["terms"], "port": port}))
+            terms = Terms.parse(json.dumps({**request["terms"], "port": port}))
             try:
-                send(terms, listener, Path(asked["folder"]))
+                send(terms, listener, Path(request["folder"]))
             except Exception as error:  # at the top of the program: whoever started it must know
                 _say({"error": f"{type(error).__name__}: {error}"})
                 raise SystemExit(1) from None

@@ -66,7 +66,7 @@ def _received(channel: socket.socket, size: int) -> bytearray:
 # ---- in the server ---------------------------------------------------------------------------------------------------
 
 
-class ProcessBeside:
+class HelperProcess:
     """One process from its start to its end."""
 
     def __init__(
@@ -83,7 +83,7 @@ class ProcessBeside:
         self._writer = writer
 
     @classmethod
-    async def start(cls, module: str, environment: Mapping[str, str] | None = None) -> ProcessBeside:
+    async def start(cls, module: str, environment: Mapping[str, str] | None = None) -> HelperProcess:
         """Run `python -m module`, which calls `answer_the_parent`. Raises OSError if it cannot be started."""
         ours, theirs = socket.socketpair()
         output = TemporaryFile()  # noqa: SIM115 (closed by `death`)

@@ -22,8 +22,8 @@ from agentlightning.finetuning.app import ServerSettings, TrainingServer
 from agentlightning.finetuning.recipe import BaseModel
 from agentlightning.gateway import Gateway, Provider
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
-from agentlightning.guard import ALLOW_HOSTS, Guard
-from agentlightning.serving import LoopServer
+from agentlightning.net.guard import ALLOW_HOSTS, Guard
+from agentlightning.net.server import LoopServer
 from agentlightning.store import InMemoryLightningStore, LightningStoreServer
 
 JSON = "application/json"
@@ -225,4 +225,4 @@ def test_everything_that_listens_is_a_loop_server() -> None:
                 names = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
             if listening & set(names) or (isinstance(node, ast.Attribute) and node.attr == "start_server"):
                 found.add(file.relative_to(root.parent).as_posix())
-    assert found == {"agentlightning/serving.py", "agentlightning/environments/workers/openenv_server.py"}
+    assert found == {"agentlightning/net/server.py", "agentlightning/environments/workers/openenv_server.py"}

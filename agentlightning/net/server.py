@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agentlightning.arguments import explained_class
-from agentlightning.descriptors import file_descriptors, raise_file_limit
 from agentlightning.errors import AgentLightningError, ConfigError
-from agentlightning.guard import Guard
+from agentlightning.net.descriptors import file_descriptors, raise_file_limit
+from agentlightning.net.guard import Guard
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from agentlightning.errors import AgentLightningError
 from agentlightning.gateway import Gateway, Provider
 from agentlightning.litagent import Kubernetes
 from agentlightning.litagent.kubernetes.api import ClusterApi
+from agentlightning.net.server import LoopServer
 from agentlightning.runner.remote import Address, RemoteGateway
-from agentlightning.serving import LoopServer
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient
 from agentlightning.types import ProxyLLM
 from tests.algorithm.test_teacher import conversation
@@ -170,4 +170,4 @@ def test_every_client_is_made_in_one_place() -> None:
                 called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
                 if called in making:
                     found.add(file.relative_to(root.parent).as_posix())
-    assert found == {"agentlightning/outgoing.py"}
+    assert found == {"agentlightning/net/outgoing.py"}

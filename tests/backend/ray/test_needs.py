@@ -13,8 +13,8 @@ from agentlightning.backend import check_backend
 from agentlightning.backend.ray.cluster import Placement, connected
 from agentlightning.backend.ray.elastic import Look
 from agentlightning.backend.ray.folder import Packed, pack, unpack
+from agentlightning.backend.ray.needs import Need, fits_on, lacking, on_other_machines, too_small, waiting
 from agentlightning.backend.ray.options import RayOptions, parse_options
-from agentlightning.backend.ray.room import Need, away_from, has_room, lacking, too_small, waiting
 from agentlightning.errors import ConfigError, ModelError
 
 RANKS, ENGINE = Need("learner rank", 2, {"CPU": 1, "GPU": 1}), Need("engine", 1, {"CPU": 2})
@@ -33,7 +33,7 @@ RANKS, ENGINE = Need("learner rank", 2, {"CPU": 1, "GPU": 1}), Need("engine", 1,
     ],
 )
 def test_what_finds_a_place(machines: list[dict[str, float]], apart: bool, fits: bool) -> None:
-    assert has_room([RANKS, ENGINE], machines, apart=apart) is fits
+    assert fits_on([RANKS, ENGINE], machines, apart=apart) is fits
 
 
 def test_what_asks_for_nothing_counts_a_bit() -> None:
@@ -63,8 +63,8 @@ def test_waiting_says_what_is_needed_and_what_is_there() -> None:
 
 def test_one_bundle_on_each_other_machine() -> None:
     """Of four workers; the fifth bundle is their driver's."""
-    assert away_from(4, range(4), {0: "a", 1: "b", 2: "b", 3: "c", 4: "a"}) == [1, 3]
-    assert away_from(4, range(4), dict.fromkeys(range(5), "a")) == []
+    assert on_other_machines(4, range(4), {0: "a", 1: "b", 2: "b", 3: "c", 4: "a"}) == [1, 3]
+    assert on_other_machines(4, range(4), dict.fromkeys(range(5), "a")) == []
 
 
 def test_options() -> None:

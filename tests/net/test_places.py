@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from agentlightning.places import Places
+from agentlightning.net.places import Places
 
 
 async def test_attempts_that_wait_take_turns() -> None:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Hashable
 
 import msgspec
 
-from agentlightning.beside import ProcessBeside
 from agentlightning.errors import StoreUnavailableError
-from agentlightning.places import Places
+from agentlightning.net.helper_process import HelperProcess
+from agentlightning.net.places import Places
 from agentlightning.store.http.reading import Found, Given, Refused, Row
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _answer = msgspec.msgpack.Decoder(Found | Refused)
 _part = msgspec.msgpack.Decoder(list[list[str | float | int | None]])
 
 
-class ReadElsewhere:
+class BodyProcess:
     """Asked by `read`, from one event loop; `close` ends it."""
 
     def __init__(self, seconds: float = SECONDS, charge: Callable[[Hashable, float], None] = lambda *_: None) -> None:
@@ -36,7 +36,7 @@ class ReadElsewhere:
         self._seconds = seconds
         self._charge = charge
         self._places = Places(1)
-        self._running: ProcessBeside | None = None
+        self._running: HelperProcess | None = None
         self._reading: set[asyncio.Task[tuple[Found | Refused, list[bytes]]]] = set()
 
     async def read(self, given: Given, body: bytes, owner: Hashable) -> tuple[Found | Refused, list[bytes]]:
@@ -57,11 +57,11 @@ class ReadElsewhere:
             seconds = self._seconds + (self._running is None) * START_SECONDS
             try:
                 if self._running is None:
-                    self._running = await ProcessBeside.start("agentlightning.store.http.reader")
+                    self._running = await HelperProcess.start("agentlightning.store.http.reader")
                 began = time.perf_counter()
                 try:
                     async with asyncio.timeout(seconds):
-                        return await _asked(self._running, given, body)
+                        return await _exchange(self._running, given, body)
                 finally:
                     self._charge(owner, time.perf_counter() - began)
             except TimeoutError:
@@ -89,7 +89,7 @@ class ReadElsewhere:
         return "" if running is None else await running.death()
 
 
-async def _asked(process: ProcessBeside, given: Given, body: bytes) -> tuple[Found | Refused, list[bytes]]:
+async def _exchange(process: HelperProcess, given: Given, body: bytes) -> tuple[Found | Refused, list[bytes]]:
     await process.send(_encoder.encode(given), [body])
     answer = _answer.decode(await process.receive())
     parts = answer.parts if isinstance(answer, Found) else 0

@@ -26,7 +26,7 @@ class Need:
         return f"{self.count} × {self.what} with {amounts(self.each)}"
 
 
-def has_room(needs: Sequence[Need], machines: Sequence[Resources], *, apart: bool = False) -> bool:
+def fits_on(needs: Sequence[Need], machines: Sequence[Resources], *, apart: bool = False) -> bool:
     """Whether all find a place, the largest first, each on the first machine with room; `apart`: on one of its own."""
     left = [dict(machine) for machine in machines]
     bundles = [bundle for need in needs for bundle in need.bundles()]
@@ -42,7 +42,7 @@ def has_room(needs: Sequence[Need], machines: Sequence[Resources], *, apart: boo
     return True
 
 
-def away_from(one: int, bundles: Sequence[int], machines: Mapping[int, str]) -> list[int]:
+def on_other_machines(one: int, bundles: Sequence[int], machines: Mapping[int, str]) -> list[int]:
     """Of some bundles, the first on each machine that a certain one is not on; `machines`: which each bundle is on."""
     found = {machines[bundle]: bundle for bundle in reversed(bundles) if machines[bundle] != machines[one]}
     return sorted(found.values())

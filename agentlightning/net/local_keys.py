@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from agentlightning.guard import is_local_name
 from agentlightning.keys import new_key
+from agentlightning.net.guard import is_local_name
 
 logger = logging.getLogger(__name__)
 

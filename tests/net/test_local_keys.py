@@ -25,7 +25,7 @@ from agentlightning.algorithm.prompts.journal import Journal
 from agentlightning.errors import StoreError
 from agentlightning.files import atomic_write
 from agentlightning.keys import new_key, redacted, sign_attempt_key, verify_attempt_key
-from agentlightning.local_keys import find_key, kept_key, made_key
+from agentlightning.net.local_keys import find_key, kept_key, made_key
 from agentlightning.runner.remote import Address
 from agentlightning.store import LightningStoreClient, SqliteLightningStore
 from agentlightning.trainer.log import logged

@@ -27,7 +27,7 @@ class BlockBudget:
     tokens: int
 
 
-class Room:
+class BlockPool:
     """The blocks of a cache whose memory is limited. It changes slots only by parking and by forgetting idle ones."""
 
     def __init__(self, cache: SlotCache, slots: Slots, budget: BlockBudget) -> None:

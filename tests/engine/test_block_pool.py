@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from agentlightning.engine.base import SamplingParams
+from agentlightning.engine.block_pool import BlockPool
 from agentlightning.engine.events import Ended, Request
 from agentlightning.engine.kv_cache import probe
 from agentlightning.engine.pages import SUPPORTED, block_tokens
-from agentlightning.engine.room import Room
 from agentlightning.engine.torch_engine import TorchEngine
 from agentlightning.learner.policy import Policy
 from tests.engine.conftest import gap, make_engine, random_ids, run
@@ -27,7 +27,7 @@ def narrow(policy: Policy) -> TorchEngine:
     return make_engine(policy, max_context=CONTEXT, kv_budget_bytes=per_token * 256 * 3, max_concurrency=8)
 
 
-def room(engine: TorchEngine) -> Room:
+def room(engine: TorchEngine) -> BlockPool:
     assert engine._memory is not None
     return engine._memory
 
