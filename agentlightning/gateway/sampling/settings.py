@@ -70,18 +70,34 @@ def settle(
 def params_for(
     used: Mapping[str, Any], *, choice: int, most_tokens: int, top_logprobs: int, grammar: str | None = None
 ) -> SamplingParams:
-    """The engine's parameters for one choice; `most_tokens` is what the context leaves for the response. Engines sample
-    one token at least, also where none is wanted. """ wanted_tokens = used.get("max_tokens") most = most_tokens if
-    wanted_tokens is None else min(max(1, int(wanted_tokens)), most_tokens) seed = used.get("seed") return
-    SamplingParams( temperature=float(used.get("temperature", 1.0)), top_p=float(used.get("top_p", 1.0)),
-    top_k=int(used.get("top_k", 0)), min_p=float(used.get("min_p", 0.0)),
-    presence_penalty=float(used.get("presence_penalty", 0.0)), frequency_penalty=float(used.get("frequency_penalty",
-    0.0)), logit_bias={int(token): float(bias) for token, bias in used.get("logit_bias", {}).items()},
-    min_tokens=min(int(used.get("min_tokens", 0)), most), ignore_eos=bool(used.get("ignore_eos", False)),
-    max_tokens=most, stop=tuple(used.get("stop", ())), stop_token_ids=tuple(used.get("stop_token_ids", ())), seed=None
-    if seed is None else (int(seed) + choice) % 2**63, top_logprobs=top_logprobs, grammar=grammar, )   def
-    samples_nothing(used: Mapping[str, Any]) -> bool: """Whether a request wants no response, only what is told of its
-    prompt."""
+    """The engine's parameters for one choice; `most_tokens` is what the context leaves for the response.
+
+    Engines sample one token at least, also where none is wanted.
+    """
+    wanted_tokens = used.get("max_tokens")
+    most = most_tokens if wanted_tokens is None else min(max(1, int(wanted_tokens)), most_tokens)
+    seed = used.get("seed")
+    return SamplingParams(
+        temperature=float(used.get("temperature", 1.0)),
+        top_p=float(used.get("top_p", 1.0)),
+        top_k=int(used.get("top_k", 0)),
+        min_p=float(used.get("min_p", 0.0)),
+        presence_penalty=float(used.get("presence_penalty", 0.0)),
+        frequency_penalty=float(used.get("frequency_penalty", 0.0)),
+        logit_bias={int(token): float(bias) for token, bias in used.get("logit_bias", {}).items()},
+        min_tokens=min(int(used.get("min_tokens", 0)), most),
+        ignore_eos=bool(used.get("ignore_eos", False)),
+        max_tokens=most,
+        stop=tuple(used.get("stop", ())),
+        stop_token_ids=tuple(used.get("stop_token_ids", ())),
+        seed=None if seed is None else (int(seed) + choice) % 2**63,
+        top_logprobs=top_logprobs,
+        grammar=grammar,
+    )
+
+
+def samples_nothing(used: Mapping[str, Any]) -> bool:
+    """Whether a request wants no response, only what is told of its prompt."""
     return used.get("max_tokens") == 0
 
 
