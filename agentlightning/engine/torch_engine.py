@@ -397,10 +397,10 @@ class TorchEngine:
         """Draw the next token of these slots, write it down, and look at those requests where something happens."""
         columns = self._columns
         settings = RowSettings(*(c[rows] for c in (columns.temperature, columns.top_k, columns.top_p, columns.min_p)))
-        sampled = [self._by_slot[slot] for slot in rows.tolist()]
-        allowed = allowed_tokens(sampled, columns.constrained[rows])
-        numbers = own_draws(sampled, self.policies.draws(self._slots.policy[rows]))
-        moved = shifts(sampled, columns.shifted[rows], self._slots, self._is_eos)
+        chosen = [self._by_slot[slot] for slot in rows.tolist()]
+        allowed = allowed_tokens(chosen, columns.constrained[rows])
+        numbers = own_draws(chosen, self.policies.draws(self._slots.policy[rows]))
+        moved = shifts(chosen, columns.shifted[rows], self._slots, self._is_eos)
         drawn = draw(logits_BV, settings, numbers, allowed, moved, columns.keeps[rows])
         at = (rows, self._slots.length[rows])
         self._slots.tokens[at] = drawn.ids
@@ -413,7 +413,7 @@ class TorchEngine:
         is_wrong = ~np.isfinite(drawn.plain_logprobs)
         streamed: list[int] = []
         for index in np.flatnonzero(is_over | is_wrong | columns.watched[rows]).tolist():
-            running = sampled[index]
+            running = chosen[index]
             assert running is not None, rows[index]
             if is_wrong[index]:
                 self._fail(running, _DIVERGED)

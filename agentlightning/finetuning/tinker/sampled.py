@@ -5,13 +5,15 @@ Shape letters: P tokens of the prompt, K alternatives.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from agentlightning.engine.base import Chunk, SamplingParams
+from agentlightning.backend.embedded.handle import PolicyHandle
+from agentlightning.engine.base import Chunk, SamplingParams, concat
 from agentlightning.finetuning.tinker import bodies
 from agentlightning.finetuning.tinker.proto import SampleResponse
 from agentlightning.gateway.exchange import Refusal
@@ -119,3 +121,17 @@ def _write_top(message: Any, ids: Int32Array, logprobs: Float32Array) -> None:
     message.token_ids = np.ascontiguousarray(ids, dtype=np.int32).tobytes()
     message.logprobs = np.ascontiguousarray(logprobs, dtype=np.float32).tobytes()
     message.length, message.k = ids.shape
+
+
+async def sample_all(handle: PolicyHandle, prompt: np.ndarray, params: Sequence[SamplingParams]) -> list[Chunk]:
+    """A response for each of the settings, or the first error; then what is left of the others is ended."""
+
+    async def sample(one: SamplingParams) -> Chunk:
+        return concat([chunk async for chunk in handle.generate(prompt, one)])
+
+    tasks = [asyncio.ensure_future(sample(one)) for one in params]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,34 +1,29 @@
-"""What clients have on the server: sessions, and in each of them training clients and sampling clients."""
+"""What clients of the Tinker API ask for: sessions, and what is done by their training and sampling clients."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentlightning.backend.embedded.handle import PolicyHandle
 from agentlightning.backend.embedded.protocol import Lora
-from agentlightning.engine.base import Chunk, SamplingParams, concat
-from agentlightning.errors import AgentLightningError, ConfigError, EngineError
+from agentlightning.errors import AgentLightningError, ConfigError
 from agentlightning.finetuning.recipe import BaseModel
 from agentlightning.finetuning.records import Records
 from agentlightning.finetuning.tinker import bodies
 from agentlightning.finetuning.tinker.archive import SCHEME, Archive, SavedWeights
 from agentlightning.finetuning.tinker.bases import MOST_TRAINED, Bases, LoadedBase
+from agentlightning.finetuning.tinker.clients import SamplingClient, SequenceTurns, TinkerSession, TrainingClient
 from agentlightning.finetuning.tinker.data import PassRequest, check_tokens, written
 from agentlightning.finetuning.tinker.futures import Promises, Result
-from agentlightning.finetuning.tinker.sampled import sample_response, sampling_params
+from agentlightning.finetuning.tinker.optimizer import check_optimizer, optim_params
+from agentlightning.finetuning.tinker.sampled import sample_all, sample_response, sampling_params
 from agentlightning.gateway.exchange import Refusal
-from agentlightning.learner.base import OptimParams
-from agentlightning.types.arrays import np
 
 logger = logging.getLogger(__name__)
 
@@ -44,81 +39,6 @@ MOST_CLIENTS = 4096
 ALPHA = 32
 """Of every adapter, whatever its rank: what it adds is scaled by ALPHA / rank."""
 MOST_RANK, MOST_SAMPLES = 512, 1024
-
-
-class SequenceTurns:
-    """Lets the requests of one training client in by their numbers, whenever they arrive."""
-
-    def __init__(self, first: int) -> None:
-        self._next = first
-        self._waiting: dict[int, asyncio.Future[None]] = {}
-
-    @asynccontextmanager
-    async def turn(self, number: int | None) -> AsyncIterator[None]:
-        """Within the block it is this number's turn; None is whoever is next. Raises `Refusal` for one that was."""
-        number = max([self._next - 1, *self._waiting]) + 1 if number is None else number
-        if number < self._next or number in self._waiting:
-            raise Refusal(f"The request {number} of this training client was made before.", param="seq_id")
-        if number > self._next:
-            waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
-            try:
-                await waiting
-            finally:
-                self._waiting.pop(number, None)
-        try:
-            yield
-        finally:
-            self._next = number + 1
-            if (following := self._waiting.get(self._next)) is not None and not following.done():
-                following.set_result(None)
-
-
-@dataclass
-class TrainingClient:
-    """An adapter in training."""
-
-    id: str
-    owner: str
-    base: BaseModel
-    turns: SequenceTurns
-    rank: int = 0
-    loaded: LoadedBase | None = None
-    """None until it is created."""
-    unnamed: list[Path] = field(default_factory=list)
-
-    def handle(self) -> PolicyHandle:
-        """Raises EngineError where its adapter is gone."""
-        if self.loaded is None:
-            raise EngineError(f"The training client '{self.id}' was not created; its first request failed.")
-        return self.loaded.policy(self.id)
-
-
-@dataclass(frozen=True)
-class SamplingClient:
-    """A base model, or the weights in a folder."""
-
-    id: str
-    owner: str
-    session: str
-    base: str
-    adapter: Path | None = None
-    path: str | None = None
-
-
-@dataclass
-class TinkerSession:
-    """What one client process has."""
-
-    id: str
-    owner: str
-    created_at: float
-    metadata: Mapping[str, Any]
-    display_name: str | None
-    heard_at: float
-    training: list[str] = field(default_factory=list)
-    sampling: list[str] = field(default_factory=list)
-    finished: str | None = None
-    """How, as its client said."""
 
 
 class TinkerService:
@@ -246,7 +166,7 @@ class TinkerService:
             raise Refusal(f"lora_config.rank is {lora.rank}; it is from 1 to {MOST_RANK}.", param="rank")
         if not lora.parts:
             raise Refusal("lora_config trains neither attention, nor MLP, nor unembedding.", param="lora_config")
-        _check_optimizer(body.optimizer_config)
+        check_optimizer(body.optimizer_config)
         client = self._new_client(owner, body.session_id, body.model_seq_id, base, first=1)
         seed = secrets.randbelow(2**31) if lora.seed is None else lora.seed % 2**63
 
@@ -350,7 +270,7 @@ class TinkerService:
     def step(self, owner: str, body: bodies.StepRequest) -> dict[str, Any]:
         """A promise of an optimiser step."""
         client = self.client(owner, body.model_id)
-        params = _optim_params(body)
+        params = optim_params(body)
 
         async def do() -> Result:
             handle = client.handle()
@@ -466,7 +386,7 @@ class TinkerService:
         if body.optimizer and not saved.optimizer.is_dir():
             raise Refusal(f"{body.path} has no optimiser's state; it was saved to be sampled from.", param="optimizer")
         if body.optimizer_config is not None:
-            _check_optimizer(body.optimizer_config)
+            check_optimizer(body.optimizer_config)
         if body.base_model not in (None, saved.run["base"]):
             raise Refusal(
                 f"{body.path} is an adapter of {saved.run['base']}, not of {body.base_model}.", param="base_model"
@@ -559,7 +479,7 @@ class TinkerService:
             if len(prompt) and int(prompt.max()) >= loaded.info.vocab_size:
                 raise ConfigError(f"The prompt has a token that is not in 0 … {loaded.info.vocab_size - 1}.")
             async with loaded.sampling(client.adapter) as handle:
-                chunks = await _together([_sampled(handle, prompt, one) for one in params])
+                chunks = await sample_all(handle, prompt, params)
             return sample_response(body, len(prompt), chunks)
 
         sequences = [f"{key}:{i}" for i in range(body.num_samples)]
@@ -567,53 +487,7 @@ class TinkerService:
         return self.promises.make(owner, key, work, cost=cost, sample_sequence_ids=sequences)
 
 
-async def _together(works: Sequence[Coroutine[Any, Any, Chunk]]) -> list[Chunk]:
-    """All results, or the first error; then what is left of the others is ended."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-async def _sampled(handle: PolicyHandle, prompt: np.ndarray, params: SamplingParams) -> Chunk:
-    return concat([chunk async for chunk in handle.generate(prompt, params)])
-
-
 def _check_client_count(clients: Sequence[str], besides: int = 0) -> None:
     if len(clients) >= MOST_CLIENTS + besides:
         words = f"This session has {len(clients)} clients of this kind; open another session."
         raise Refusal(words, status=400, code="too_many_clients")
-
-
-def _check_optimizer(choice: bodies.OptimizerChoice) -> None:
-    if choice.type != "adamw":
-        raise Refusal(f"optimizer_config.type is {choice.type!r}; this server has adamw.", param="optimizer_config")
-
-
-def _optim_params(body: bodies.StepRequest) -> OptimParams:
-    if body.optimizer_params is not None:
-        kind = str(body.optimizer_params.get("type"))
-        raise Refusal(f"optimizer_params are of {kind[:50]!r}; this server has adamw.", param="optimizer_params")
-    given = body.adam_params or bodies.AdamParams()
-    bounds = {
-        "learning_rate": (0.0, math.inf),
-        "beta1": (0.0, 1.0),
-        "beta2": (0.0, 1.0),
-        "eps": (0.0, math.inf),
-        "weight_decay": (0.0, math.inf),
-    }
-    for name, (low, high) in bounds.items():
-        value = getattr(given, name)
-        if not low <= value < high:
-            below = "" if math.isinf(high) else f" and below {high:g}"
-            raise Refusal(f"adam_params.{name} is {value:g}; it is at least {low:g}{below}.", param=name)
-    return OptimParams(
-        learning_rate=given.learning_rate,
-        beta1=given.beta1,
-        beta2=given.beta2,
-        eps=given.eps,
-        weight_decay=given.weight_decay,
-        max_grad_norm=max(given.grad_clip_norm, 0.0),
-    )

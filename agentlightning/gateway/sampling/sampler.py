@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ import msgspec
 from agentlightning.engine.base import Chunk, Engine, EngineInfo, PromptLogprobs, SamplingParams, concat
 from agentlightning.errors import ConfigError, EngineError, ModelError
 from agentlightning.gateway.attempts import LiveAttempt
-from agentlightning.gateway.exchange import Answer, Begin, CallRequest, Choice, Delta, PromptEcho, Refusal, ToolCall
+from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, PromptEcho, Refusal, ToolCall
 from agentlightning.gateway.history.tree import Piece, Turn, unrecorded
 from agentlightning.gateway.large.requests import LargeRequests
 from agentlightning.gateway.recording.recorder import Recorder
@@ -28,7 +28,9 @@ from agentlightning.gateway.replay import REPLAYED, recorded_chunks, span_source
 from agentlightning.gateway.routing.models import AttemptLimits, Selection
 from agentlightning.gateway.sampling.constraint import reads_tools
 from agentlightning.gateway.sampling.planner import Arrival, PlannedRequest, Planner
+from agentlightning.gateway.sampling.response import cut_at_stop, split_prompt, text_after, without_stop, without_tokens
 from agentlightning.gateway.sampling.settings import Overrides, cut_off_by, params_for, samples_nothing
+from agentlightning.gateway.sampling.several import ChoiceStream, Emit, each_prompt
 from agentlightning.rendering import Parsed, Rendering
 from agentlightning.rendering.messages import Message
 from agentlightning.rendering.reader import StreamReader, Text
@@ -38,8 +40,6 @@ from agentlightning.types.arrays import Int32Array, np
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Emit = Callable[[Begin | Delta | Choice], None]
-"""Takes what a stream shows: that it begins, deltas, and each choice when it is whole."""
 
 
 class Sampler:
@@ -97,7 +97,9 @@ class Sampler:
         try:
             await self._plan(arrival, planned)
             begun = (
-                None if emit is None else _Begun(emit, sum(len(one.prompt_ids) for one in planned), arrival.request.n)
+                None
+                if emit is None
+                else ChoiceStream(emit, sum(len(one.prompt_ids) for one in planned), arrival.request.n)
             )
             found = await _all([self._all_choices(one, at, begun) for at, one in enumerate(planned)])
         finally:
@@ -122,7 +124,9 @@ class Sampler:
             self._record_refusal(arrival, refusal)
             raise
 
-    async def _all_choices(self, planned: PlannedRequest, at: int, begun: _Begun | None) -> list[tuple[Choice, int]]:
+    async def _all_choices(
+        self, planned: PlannedRequest, at: int, begun: ChoiceStream | None
+    ) -> list[tuple[Choice, int]]:
         """Those of the prompt in this place."""
         try:
             async with self._planner.share(planned) as most_tokens:
@@ -162,7 +166,7 @@ class Sampler:
             if isinstance(error, EngineError):
                 planned.arrival.live.mark_infra_error(str(error))
             raise _engine_refusal(error) from error
-        whole = _without_tokens(concat(chunks)) if empty else concat(chunks)
+        whole = without_tokens(concat(chunks)) if empty else concat(chunks)
         choice = self._read(planned, index, whole)
         turn = self._commit(planned, choice, chunks, whole)
         self._record(planned, choice, turn)
@@ -196,7 +200,7 @@ class Sampler:
                 async for chunk in stream:
                     chunks.append(chunk)
                 return None
-            prompt_ids, begun = _split(planned)
+            prompt_ids, begun = split_prompt(planned)
             reader = StreamReader(
                 self.rendering,
                 prompt_ids,
@@ -235,16 +239,16 @@ class Sampler:
         request = planned.arrival.request
         if request.prompt is not None:
             stops = (*self.rendering.stop_token_ids, *request.asked.get("stop_token_ids", ()))
-            text = self.rendering.decode(self._shown(request, _without_stop(whole.ids, stops)))
-            return Parsed(_cut(text, whole.stop_string, request.shows_stop))
-        prompt_ids, begun = _split(planned)
-        ids = _without_stop(whole.ids, request.asked.get("stop_token_ids", ()))
+            text = self.rendering.decode(self._shown(request, without_stop(whole.ids, stops)))
+            return Parsed(cut_at_stop(text, whole.stop_string, request.shows_stop))
+        prompt_ids, begun = split_prompt(planned)
+        ids = without_stop(whole.ids, request.asked.get("stop_token_ids", ()))
         ids = np.concatenate([begun, ids]) if planned.begun else ids
         parsed = self.rendering.parse(ids, prompt_ids, request.tools if reads_tools(request) else None)
         if planned.begun:
-            parsed = msgspec.structs.replace(parsed, content=_after(request.begun, parsed.content), reasoning=None)
+            parsed = msgspec.structs.replace(parsed, content=text_after(request.begun, parsed.content), reasoning=None)
         return msgspec.structs.replace(
-            parsed, content=_cut(parsed.content, whole.stop_string, request.shows_stop).rstrip()
+            parsed, content=cut_at_stop(parsed.content, whole.stop_string, request.shows_stop).rstrip()
         )
 
     def _read(self, planned: PlannedRequest, index: int, whole: Chunk) -> Choice:
@@ -424,50 +428,6 @@ class Sampler:
         self._recorder.put(live.key, draft)
 
 
-class _Begun:
-    """A stream of the choices of all prompts, which begins with the first one that may be sampled."""
-
-    def __init__(self, emit: Emit, prompt_tokens: int, n: int) -> None:
-        self._emit = emit
-        self._prompt_tokens = prompt_tokens
-        self._n = n
-        self._begun = False
-
-    def of_prompt(self, at: int) -> Emit:
-        """Takes what is to be shown of the prompt in this place, and begins the stream if nothing did."""
-        if not self._begun:
-            self._begun = True
-            self._emit(Begin(self._prompt_tokens))
-        if at == 0:
-            return self._emit
-        first = at * self._n
-
-        def shifted(event: Begin | Delta | Choice) -> None:
-            assert not isinstance(event, Begin), "the stream has begun"
-            self._emit(msgspec.structs.replace(event, index=first + event.index))
-
-        return shifted
-
-
-def each_prompt(arrival: Arrival) -> list[Arrival]:
-    """The request as one for each of its raw prompts; all but the first have ids and numbers of their own."""
-    request, live = arrival.request, arrival.live
-    if not request.prompts:
-        return [arrival]
-    alone = [
-        msgspec.structs.replace(request, prompt=prompt, prompts=[], size=None, measured=False)
-        for prompt in request.prompts
-    ]
-    others = [
-        msgspec.structs.replace(
-            arrival, request=one, response_id=f"{arrival.response_id}.{at}", number=live.requests + at - 1
-        )
-        for at, one in enumerate(alone[1:], 1)
-    ]
-    live.requests += len(others)
-    return [msgspec.structs.replace(arrival, request=alone[0]), *others]
-
-
 async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Await all; when one fails the others are cancelled (and recorded as such) before its error goes up."""
     if len(work) == 1:
@@ -479,20 +439,6 @@ async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _split(planned: PlannedRequest) -> tuple[Int32Array, Int32Array]:
-    """A prompt up to where the answer begins, and what the client began it with."""
-    at = len(planned.prompt_ids) - planned.begun
-    return planned.prompt_ids[:at], planned.prompt_ids[at:]
-
-
-def _after(begun: str, content: str) -> str:
-    """A text without what it began with; the parser has taken white space off its start."""
-    said = begun.strip()
-    if not content.startswith(said):
-        return content
-    return content[len(said) :].removeprefix(begun[len(begun.rstrip()) :])
 
 
 def _delta(index: int, chunk: Chunk, text: Text) -> Delta:
@@ -515,34 +461,6 @@ def _version_runs(chunks: list[Chunk]) -> tuple[VersionRun, ...]:
             runs.append(VersionRun(at, chunk.version))
         at += len(chunk.ids)
     return tuple(runs)
-
-
-def _without_stop(ids: Int32Array, stops: Sequence[int]) -> Int32Array:
-    return ids[:-1] if len(ids) and int(ids[-1]) in stops else ids
-
-
-def _without_tokens(whole: Chunk) -> Chunk:
-    """What is left of a response that nobody wanted."""
-    none = slice(0, 0)
-    return msgspec.structs.replace(
-        whole,
-        ids=whole.ids[none],
-        logprobs=whole.logprobs[none],
-        plain_logprobs=whole.plain_logprobs[none],
-        top_ids=None,
-        top_logprobs=None,
-        kept=None,
-        finish_reason="length",
-        stop_string=None,
-    )
-
-
-def _cut(text: str, stop: str | None, shown: bool) -> str:
-    """The text before the stop string that ended it, or up to it where it is shown."""
-    if stop is None:
-        return text
-    before, found, _ = text.partition(stop)
-    return before + found if shown else before
 
 
 def _engine_refusal(error: Exception) -> Refusal:

@@ -1,0 +1,41 @@
+"""How long functions and files are: what CONTRIBUTING.md says of them is so, but for those listed here."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent / "agentlightning"
+LINES_OF_A_FUNCTION, LINES_OF_A_FILE = 40, 500
+"""At most. Of a function its signature and docstring do not count."""
+LONGER = {
+    "gateway/gateway.py: __init__",  # wire what was given
+    "trainer/trainer.py: __init__",
+    "finetuning/app.py: __init__",
+    "cli/gateway.py: _serve",
+    "cli/train.py: train_agent",
+    "backend/embedded/server.py: _do",  # a case for each verb
+    "finetuning/tinker/sampled.py: sampling_params",  # a check after the other
+    "gateway/sampling/planner.py: _planned",
+    "types/span.py: from_opentelemetry",
+    "store/database/migrations/versions/0001_the_first_schema.py: upgrade",
+    "trainer/trainer.py",
+    "engine/torch_engine.py",
+    "finetuning/tinker/routes.py",
+}
+
+
+def _long(file: Path) -> Iterator[str]:
+    name, text = str(file.relative_to(PACKAGE)), file.read_text(encoding="utf-8")
+    if len(text.splitlines()) > LINES_OF_A_FILE:
+        yield name
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            if first and (node.end_lineno or 0) - first[0].lineno + 1 > LINES_OF_A_FUNCTION:
+                yield f"{name}: {node.name}"
+
+
+def test_functions_fit_on_a_screen_and_files_in_a_head() -> None:
+    assert {long for file in PACKAGE.rglob("*.py") for long in _long(file)} == LONGER, "a shorter one leaves the list"
