@@ -312,7 +312,9 @@ class Attempts:
     async def _from_resources(self, resources_id: str | None) -> tuple[Sequence[Injected], AttemptReplay | None]:
         """The prompts and the recording among a rollout's resources."""
         update = await self._store.get_resources_by_id(resources_id) if resources_id else None
-        return (prompts_in(update.resources), replay_in(update.resources)) if update else ((), None)
+        if update is None:
+            return (), None
+        return prompts_in(update.resources), await replay_in(update.resources, self._store)
 
     async def _look_up(self, rollout_id: str, attempt_id: str) -> tuple[AttemptedRollout, Attempt]:
         rollout = await self._store.get_rollout_by_id(rollout_id)

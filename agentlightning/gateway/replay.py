@@ -12,10 +12,17 @@ from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.recording.records import span_id_of
 from agentlightning.gateway.sampling.settings import SETTINGS
 from agentlightning.rendering.messages import Message
+from agentlightning.store.base import LightningStore
 from agentlightning.types import Divergence, NamedResources
 from agentlightning.types.arrays import Int32Array, np
 from agentlightning.types.call import Segment, SegmentSource, SpanSource
-from agentlightning.types.recording import RecordedAttempt, RecordedCall, recording_in
+from agentlightning.types.recording import (
+    RecordedAttempt,
+    RecordedCall,
+    recording_in,
+    recording_of,
+    tool_call_ids_of,
+)
 
 REPLAYED = "replayed_from"
 """Among the sampling settings of a call that was answered from a recording: the recorded call."""
@@ -29,10 +36,30 @@ _DEFAULTS: Mapping[str, Any] = {
 """What `params_for` takes for a setting that is not given."""
 
 
-def replay_in(resources: NamedResources) -> AttemptReplay | None:
-    """That of the first recording among a rollout's resources."""
+async def replay_in(resources: NamedResources, store: LightningStore) -> AttemptReplay | None:
+    """That of the first recording among a rollout's resources. Raises `Refusal` where its calls are gone."""
     found = recording_in(resources)
+    if found is not None and found.call_ids:
+        found = await _with_calls(found, store)
     return None if found is None else AttemptReplay(found)
+
+
+async def _with_calls(recording: RecordedAttempt, store: LightningStore) -> RecordedAttempt:
+    """A recording of calls that the store has, with their tokens."""
+    name = recording.rollout_id
+    calls = (await store.query_calls([name], latest_attempt_only=False)).get(name, ())
+    known = {call.info.call_id: call for call in calls}
+    if missing := [call_id for call_id in recording.call_ids if call_id not in known]:
+        raise Refusal(
+            f"This attempt is a fork of rollout {name}, whose call {missing[0]} is not in the store any more.",
+            status=410,
+            code="recording_lost",
+        )
+    answered = [known[call_id] for call_id in recording.call_ids]
+    attempts = dict.fromkeys(call.info.attempt_id for call in answered)
+    spans = [span for attempt in attempts for span in await store.query_spans(name, attempt)]
+    made = recording_of(name, answered, tool_call_ids_of(spans))
+    return recording.model_copy(update={"calls": made.calls})
 
 
 class AttemptReplay:

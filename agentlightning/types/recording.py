@@ -82,7 +82,9 @@ class RecordedAttempt(Resource):
     resource_type: str = "recording"
     rollout_id: str
     """The rollout that was recorded."""
-    calls: list[RecordedCall]
+    calls: list[RecordedCall] = Field(default_factory=list)
+    call_ids: list[str] = Field(default_factory=list)
+    """In place of `calls`: those of the rollout with these ids, which the forks' own store has, in this order."""
     diverged: Literal["live", "refuse"] = "live"
     """What happens to a call that is not in the recording before that has ended: it is sampled, or refused."""
     tools: list[RecordedTool] = Field(default_factory=list)

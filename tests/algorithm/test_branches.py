@@ -27,7 +27,7 @@ from agentlightning.learner.packing import CreditedCall
 from agentlightning.metrics import SilentConsole, read_metrics
 from agentlightning.store import SqliteLightningStore
 from agentlightning.types import Rollout
-from agentlightning.types.recording import FORK_OF, STATES
+from agentlightning.types.recording import FORK_OF, STATES, recording_in
 from tests.algorithm.test_credit import advantages, episode
 
 RLOO = CreditRule(mode="branches", advantage="rloo")
@@ -174,6 +174,7 @@ def tree_of(random: np.random.Generator, size: int, continuations: int) -> tuple
     return batch, paths
 
 
+@pytest.mark.slow  # the gradient without them is quick
 def test_the_gradient_with_trained_continuations_is_that_of_the_reward() -> None:
     exact = sum(likelihood(p) * r * sum(score(p, t) for t in range(3)) for p, r in REWARDS.items())
     random = np.random.default_rng(3)
@@ -277,6 +278,11 @@ async def test_continuations_say_what_states_are_worth(tmp_path: Path) -> None:
         pairs = zip(calls[fork.rollout_id][:at], calls[original.rollout_id][:at], strict=True)
         assert all(np.array_equal(a.response_ids, b.response_ids) and not a.info.trained for a, b in pairs)
         assert all(call.info.trained for call in calls[fork.rollout_id][at:])
+    for fork in forks:
+        given = await store.get_resources_by_id(fork.resources_id or "")
+        recording = given and recording_in(given.resources)
+        assert recording, "its calls are in the store once, not in the recording of each state"
+        assert (len(recording.call_ids), recording.calls) == (fork.metadata["at"], [])
     for original in originals.values():
         values = known_states(original)["values"]
         mine = [f for f in forks if f.metadata[FORK_OF] == original.rollout_id]
@@ -295,6 +301,7 @@ async def test_continuations_say_what_states_are_worth(tmp_path: Path) -> None:
     await store.close()
 
 
+@pytest.mark.slow  # tests/emitter has the decorator, and test_continuations_say_what_states_are_worth a whole run
 async def test_continuations_have_the_results_of_the_tools(tmp_path: Path) -> None:
     ran: list[int] = []
     given: dict[str, Any] = {"steps": 1, "tasks_per_step": 1, "branches": 2}

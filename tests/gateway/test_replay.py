@@ -136,6 +136,11 @@ async def recorded(site: Site, calls: list[Call], at: int, **given: Any) -> Reco
     return recording_of(site.rollout_id, calls[:at], tool_call_ids_of(await site.spans()), **given)
 
 
+def by_id(site: Site, calls: list[Call], at: int, **given: Any) -> RecordedAttempt:
+    """The same for forks whose store has the calls."""
+    return RecordedAttempt(rollout_id=site.rollout_id, call_ids=[call.info.call_id for call in calls[:at]], **given)
+
+
 async def fork(site: Site, recording: RecordedAttempt) -> Site:
     """An attempt whose rollout has the recording."""
     update = await site.store.add_resources({"recording": recording})
@@ -149,13 +154,16 @@ def same(a: Call, b: Call) -> bool:
     return a.versions == b.versions and all(getattr(a, n).tolist() == getattr(b, n).tolist() for n in arrays)
 
 
+@pytest.mark.parametrize("with_tokens", [True, False])
 @pytest.mark.parametrize("dialect", TALKS)
-async def test_the_record_is_given_token_for_token_and_the_rest_is_sampled(site: Site, dialect: str) -> None:
+async def test_the_record_is_given_token_for_token_and_the_rest_is_sampled(
+    site: Site, dialect: str, with_tokens: bool
+) -> None:
     talk = TALKS[dialect]
     told = await talk(site, "What is 2 + 3?")
     calls = await site.close()
     site.engine.version = 7  # what is sampled from here on is new
-    forked = await fork(site, await recorded(site, calls, 2))
+    forked = await fork(site, await recorded(site, calls, 2) if with_tokens else by_id(site, calls, 2))
     before = len(site.engine.params)
     again = await talk(forked, "What is 2 + 3?")
     assert len(site.engine.params) == before + 1, "the engine was asked for the last call alone"
@@ -166,6 +174,15 @@ async def test_the_record_is_given_token_for_token_and_the_rest_is_sampled(site:
     assert [call.info.used.get(REPLAYED) for call in found] == [*(c.info.call_id for c in calls[:2]), None]
     assert [call.versions[0].version for call in found] == [0, 0, 7]
     assert not [call.info.divergence for call in found if call.info.divergence]
+
+
+async def test_a_recording_by_ids_holds_no_tokens_and_needs_its_calls(site: Site) -> None:
+    await by_chat(site, "What is 2 + 3?" * 50)
+    recording = by_id(site, await site.close(), 2)
+    assert len(recording.model_dump_json()) < 500
+    lost = await fork(site, recording.model_copy(update={"call_ids": [*recording.call_ids, "another"]}))
+    with pytest.raises(openai.APIStatusError, match="call another is not in the store any more"):
+        await by_chat(lost, "What is 2 + 3?" * 50)
 
 
 async def test_another_question_leaves_the_record_at_the_first_token_that_differs(site: Site) -> None:

@@ -13,8 +13,8 @@ from agentlightning.algorithm.part import RunHooks
 from agentlightning.algorithm.sampling.rollouts import run_rollouts
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.gateway.replay import REPLAYED
-from agentlightning.types import EnqueueRolloutRequest, RecordedAttempt, RolloutMode, recorded_tools, recording_of
-from agentlightning.types.recording import FORK_OF, tool_call_ids_of
+from agentlightning.types import EnqueueRolloutRequest, RecordedAttempt, RolloutMode, recorded_tools
+from agentlightning.types.recording import FORK_OF
 
 RECORDING = "branches"
 """The name of the recording among a continuation's resources."""
@@ -57,12 +57,13 @@ async def states_of(context: TrainingContext, episode: Episode, before: Sequence
         return []
     name = episode.rollout.rollout_id
     spans = (await context.store.query_spans(name, "latest")).items
-    ids = tool_call_ids_of(spans)
     found: list[ForkPoint] = []
     for n in before:
-        answered = [c for c in episode.calls[:n] if len(c.response_ids)]
+        ids = [c.info.call_id for c in episode.calls[:n] if len(c.response_ids)]
         tools = recorded_tools(spans, episode.calls[n:])
-        found.append(ForkPoint(episode, n, recording_of(name, answered, ids, diverged="refuse", tools=tools)))
+        found.append(
+            ForkPoint(episode, n, RecordedAttempt(rollout_id=name, call_ids=ids, diverged="refuse", tools=tools))
+        )
     return found
 
 
@@ -100,7 +101,7 @@ async def _request(context: TrainingContext, settings: TrainingSettings, state: 
 def _earned(fork: Episode, state: ForkPoint, rule: CreditRule) -> float | None:
     """What a continuation earned; None where it failed, or was not in the state."""
     units = make_units([fork], rule, {})
-    if sum(map(is_replayed, fork.calls)) < len(state.recording.calls) or len(units) != 1 or not units[0].counts:
+    if sum(map(is_replayed, fork.calls)) < len(state.recording.call_ids) or len(units) != 1 or not units[0].counts:
         return None
     return units[0].total
 
