@@ -34,6 +34,9 @@ _HEAD_BYTES = 2**16
 _SAY_AGAIN_SECONDS = 60.0
 _ALIVE = {"TCP_KEEPIDLE": 6, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
 """After so many quiet seconds a client's system is asked whether the connection is there, so often, so many times."""
+_TICK_SECONDS = 1.0
+_LOOK_SECONDS = 0.005
+"""How often a server that ends looks whether its connections have ended."""
 _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
@@ -202,7 +205,7 @@ class LoopServer:
         """Finish what is being answered (a few seconds at most) and close. Idempotent."""
         if self._server is None or self._task is None:
             return
-        self._server.should_exit = True
+        self._server.exit()
         await self._task
         self._server = self._task = None
 
@@ -348,10 +351,38 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config):
         super().__init__(config)
         self.ready = asyncio.Event()
+        self._exiting = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.ready.set()
+
+    def exit(self) -> None:
+        self.should_exit = True
+        self._exiting.set()
+
+    async def main_loop(self) -> None:
+        """As uvicorn's, which would see only at its next tick that it is to end."""
+        while not await self.on_tick(0):  # writes the date of the answers' heads
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_SECONDS):
+                    await self._exiting.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, without its pauses of a tenth of a second."""
+        for listening in (*self.servers, *(sockets or ())):
+            listening.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110 (nothing tells it)
+                    await asyncio.sleep(_LOOK_SECONDS)
+                for listening in self.servers:
+                    await listening.wait_closed()
+        except TimeoutError:
+            for task in self.server_state.tasks:
+                task.cancel(msg="The server ends.")
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -109,6 +109,7 @@ def trained(folder: Path, **settings: Any) -> list[dict[str, Any]]:
     return [row for row in read_metrics(folder / "metrics.jsonl") if row.get("step")]
 
 
+@pytest.mark.slow  # test_branches.py has a whole run that goes on from states
 @pytest.mark.parametrize("max_staleness", [0, 1])
 async def test_few_good_rollouts_are_gone_on_from(tmp_path: Path, max_staleness: int) -> None:
     rows = await asyncio.to_thread(trained, tmp_path / "run", max_staleness=max_staleness)
@@ -132,6 +133,7 @@ async def test_few_good_rollouts_are_gone_on_from(tmp_path: Path, max_staleness:
     await store.close()
 
 
+@pytest.mark.slow
 def test_where_successes_are_not_few_nothing_is_done(tmp_path: Path) -> None:
     rows = trained(tmp_path / "run", explore_below=0.2, steps=1)
     assert rows[0]["explore/states"] == 0

@@ -76,10 +76,8 @@ async def fit(
     return read_metrics(tmp_path / "run" / "metrics.jsonl")
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in (*AGENTS, "adapter", "settings")]
-
-
-@pytest.mark.parametrize("by", [*SLOW, "described adapter"])
+@pytest.mark.slow
+@pytest.mark.parametrize("by", [*AGENTS, "adapter", "settings", "described adapter"])
 async def test_gradients_are_of_one_agent_only(tmp_path: Path, by: str) -> None:
     store = InMemoryLightningStore()
     if by in AGENTS:

@@ -49,6 +49,7 @@ def done(folder: Path, engine: str, script: str, **options: Any) -> Verified:
     return asyncio.run(run_trial(read_task(folder), work, env.settings))
 
 
+@pytest.mark.slow  # tests/cli/test_environments.py has one task with its solution, and without
 @pytest.mark.parametrize("engine", ENGINES)
 def test_five_tasks_are_solved_by_their_solutions_and_by_nobody_else(engine: str, tmp_path: Path) -> None:
     five_tasks(tmp_path)

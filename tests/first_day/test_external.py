@@ -80,6 +80,7 @@ agl.Trainer(initial_resources={{"llm": llm}}, run_dir="run").dev(agent, ["What i
     said(agl(tmp_path, "show", "run/dev"), "What is 6 * 7?", "Forty-two.")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_its_calls_are_recorded_and_shown(tmp_path: Path, endpoint: str) -> None:
     (tmp_path / "agent.py").write_text(AGENT)

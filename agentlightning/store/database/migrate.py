@@ -6,6 +6,7 @@ A new database gets the tables at once and is stamped with `schema.HEAD`; an old
 
 from __future__ import annotations
 
+import functools
 import logging
 import sqlite3
 from collections.abc import Callable
@@ -27,14 +28,15 @@ logger = logging.getLogger(__name__)
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 
-def create_statements(dialect: str) -> list[str]:
+@functools.cache
+def create_statements(dialect: str) -> tuple[str, ...]:
     """The DDL of the current schema, with Alembic's stamp."""
     elements = [CreateTable(table) for table in metadata.sorted_tables]
     elements += [CreateIndex(index) for table in metadata.sorted_tables for index in sorted(table.indexes, key=str)]
     statements = [str(element.compile(dialect=DIALECTS[dialect])) for element in elements]
     statements.append("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
     statements.append(f"INSERT INTO alembic_version (version_num) VALUES ('{HEAD}')")
-    return statements
+    return tuple(statements)
 
 
 def prepare_sqlite(path: Path) -> None:
