@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import logging
 import os
@@ -219,6 +220,10 @@ def _no_agent(given: object) -> str:
         )
     if isinstance(given, Mapping | Sequence):
         return f"The agent is a {type(given).__name__}. It comes first, and the tasks behind it: fit(agent, tasks)."
+    if inspect.iscoroutine(given):
+        given.close()
+        name = given.__name__
+        return f"The agent is a coroutine, which calling {name}(…) made. Give the function itself: fit({name}, tasks)."
     return (
         f"The agent is a {type(given).__name__}; an agent must be a function of a task, or a LitAgent: let the class "
         "be one, class MyAgent(agl.LitAgent), with a method rollout(self, task, resources, rollout)."
@@ -377,9 +382,13 @@ def as_tasks(what: str, tasks: object) -> Dataset[Any]:
             "split the list yourself: fit(agent, tasks[20:], val_dataset=tasks[:20])."
         )
     if not isinstance(tasks, Dataset):
+        listed = "Give a list of them: list(tasks)."
+        if isinstance(tasks, io.IOBase):
+            listed = f"Give the name of the file: fit(agent, {str(getattr(tasks, 'name', 'tasks.jsonl'))!r})."
+        elif inspect.isroutine(tasks):
+            listed = f"Call it, and give a list of what it makes: list({tasks.__name__}())."
         raise ConfigError(
-            f"The {what} tasks are a {type(tasks).__name__}, which has no length or cannot be read by number. "
-            "Give a list of them: list(tasks)."
+            f"The {what} tasks are a {type(tasks).__name__}, which has no length or cannot be read by number. {listed}"
         )
     if len(tasks) == 0:
         return tasks
