@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import re
 from abc import ABCMeta
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -273,3 +274,11 @@ class SettingsGroup:
             made = super().__new__(cls)
             object.__setattr__(made, "_given", dict.fromkeys(given))
             return made
+
+
+def as_number(value: Any) -> str:
+    """How a number is written that a person would read in a text; nothing for another value."""
+    if isinstance(value, str) and re.fullmatch(r"\d+(?:[.,]\d+)?%", value):
+        return f" Write {value} as {float(value[:-1].replace(',', '.')) / 100:g}."
+    decimal = isinstance(value, str) and re.fullmatch(r"\d+,\d+", value)
+    return f" A number has a point here: {value.replace(',', '.')}." if decimal else ""

@@ -105,6 +105,8 @@ class GEPA(PromptSettings):
             await asyncio.to_thread(_optimize, self, run, bridge, sample)
         finally:
             bridge.closed = True
+        if bridge.failed is not None:
+            raise bridge.failed
 
     async def _check(self, run: PromptRun, bridge: _Bridge) -> None:
         """The best of all that met the whole sample takes the place of the first prompt, if it is shown to be better.
@@ -160,6 +162,8 @@ class _Bridge:
         """Finished ones."""
         self.closed = False
         """Nobody waits for the library any more."""
+        self.failed: ConfigError | None = None
+        """What the user must mend. The library itself logs errors and goes on."""
 
     # ---- what the library calls ------------------------------------------------------------------------------------
 
@@ -207,7 +211,7 @@ class _Bridge:
         self._loop.call_soon_threadsafe(self._report, int(event["iteration"]))
 
     def is_over(self, gepa_state: Any) -> bool:
-        stopped = self._run.context.stop.is_set() or self._run.ledger.why is not None
+        stopped = self._run.context.stop.is_set() or self._run.ledger.why is not None or self.failed is not None
         return self.closed or stopped or gepa_state.i >= self._settings.iterations - 1
 
     # ---- this side -------------------------------------------------------------------------------------------------
@@ -249,7 +253,11 @@ class _Bridge:
         if self.closed:
             work.close()
             raise Stopped
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except ConfigError as error:
+            self.failed = error
+            raise
 
     def _scores(self, trials: Sequence[Trial]) -> list[float]:
         low = self._settings.reward_range[0]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Union, g
 
 from annotated_types import Ge, Gt, Le
 
-from agentlightning.arguments import Needs, SettingsGroup, refuse_unknown
+from agentlightning.arguments import Needs, SettingsGroup, as_number, refuse_unknown
 from agentlightning.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -321,8 +321,9 @@ def merged(kind: type[Any], given: Mapping[str, Any], over: Mapping[str, Any]) -
     found, records = dict(given), records_of(kind)
     for name, value in over.items():
         head, _, own = name.partition(".")
+        alone = not own and FLAT.get(name, (name, ""))[0] not in found  # as it was written, so that it is refused so
         record, own = (head, own) if own else FLAT.get(name, (name, ""))
-        if record not in records or not own:
+        if record not in records or not own or alone:
             found[name] = value
             continue
         flat, whole = flat_of(records[record], record), found.pop(record, {})
@@ -470,12 +471,12 @@ def refuse_unused(settings: Any) -> None:
 def _check(name: str, value: Any, setting: Setting) -> None:
     whole = int in (setting.type, *get_args(setting.type)) and float not in get_args(setting.type)
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    unset = " (or None)" if setting.default is None else ""
     if whole and number != int(number if math.isfinite(number) else 0):
-        raise ConfigError(f"{name} is {value!r}; it must be a whole number.")
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number{unset}.")
     if not math.isfinite(number) or not all(_within(number, bound) for bound in setting.bounds):
         said = " and ".join(_words(bound, whole=whole) for bound in setting.bounds)
-        unset = " (or None)" if setting.default is None else ""
-        raise ConfigError(f"{name} is {value!r}; it must be a number {said}{unset}.")
+        raise ConfigError(f"{name} is {value!r}; it must be a number {said}{unset}.{as_number(value)}")
 
 
 def _within(number: float, bound: Ge | Gt | Le) -> bool:

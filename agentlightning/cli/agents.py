@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from agentlightning.cli.options import EnvironmentOptions, ProgramOptions
+from agentlightning.cli.options import EnvironmentOptions, ProgramOptions, value_in
 from agentlightning.environments import Environment, load_environment
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import Kubernetes, LitAgent, Program
@@ -95,14 +95,11 @@ def environment_of(
 
 
 def _named(text: str) -> tuple[str, Any]:
-    """The name and the value of NAME=VALUE: JSON where it is some, else text."""
+    """The name and the value of NAME=VALUE."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise ConfigError(f"--env-option {text}: give NAME=VALUE, for example tasks=100.")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
+    return name, value_in(value)
 
 
 def _settings_of(options: ProgramOptions) -> dict[str, Any]:

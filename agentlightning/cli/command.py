@@ -6,7 +6,7 @@ module of its own, imported when it runs, so that a page of help loads nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from importlib import import_module
 from inspect import Parameter, Signature
@@ -14,10 +14,15 @@ from typing import Any, ClassVar, get_type_hints
 
 import typer
 
+from agentlightning.errors import ConfigError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options that several commands have. Their names are those of its fields, unless an option says another."""
+
+    goes_with: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """Options that have an effect only beside one of some others, by the names of the fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,22 +36,45 @@ class Command(Options):
     None and False are success."""
     epilog: ClassVar[str | None] = None
     """Help that stands below the options."""
+    repeats_names: ClassVar[bool] = False
+    """Whether an option that takes NAME=VALUE may be given twice for the same name."""
 
 
 def add(app: typer.Typer, kind: type[Command], panel: str | None) -> None:
     """Let the application have the command, in a panel of its help."""
 
-    def called(**given: Any) -> None:
+    def called(invocation: typer.Context, **given: Any) -> None:
+        _check(kind, given, invocation)
         options = _made(kind, given)
         module, _, function = options.work.partition(":")
         if status := getattr(import_module(module), function)(options):
             raise typer.Exit(int(status))
 
-    parameters = list(_parameters(kind))
+    invocation = Parameter("invocation", Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters = [invocation, *_parameters(kind)]
     vars(called)["__signature__"] = Signature(parameters)
     called.__annotations__ = {one.name: one.annotation for one in parameters}
     called.__name__, called.__doc__ = kind.command.replace("-", "_"), kind.__doc__
     app.command(kind.command, epilog=kind.epilog, rich_help_panel=panel)(called)
+
+
+def _check(kind: type[Command], given: Mapping[str, Any], invocation: typer.Context) -> None:
+    """Raises ConfigError for what was typed and would have no effect."""
+    spelled = {str(parameter.name): parameter.opts[0] for parameter in invocation.command.params}
+    groups = [group for hint in get_type_hints(kind).values() if (group := _group(hint)) is not None]
+    for name, others in [pair for one in (kind, *groups) for pair in one.goes_with.items()]:
+        source = invocation.get_parameter_source(name)
+        typed = source is not None and source.name == "COMMANDLINE"  # a key may be in the environment for others
+        if typed and not any(given[other] for other in others):
+            raise ConfigError(
+                f"{spelled[name]} has no effect: it is for {' or '.join(spelled[one] for one in others)}."
+            )
+    for name, values in given.items():
+        several = isinstance(values, list) and spelled[name].startswith("--")
+        named = [value.partition("=")[0] for value in values if "=" in value] if several else []
+        twice = next((one for one in named if named.count(one) > 1), None)
+        if twice is not None and not kind.repeats_names:
+            raise ConfigError(f"{spelled[name]} {twice}=… is given twice: leave one out.")
 
 
 def _parameters(kind: type[Options]) -> Iterator[Parameter]:

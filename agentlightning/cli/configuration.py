@@ -14,7 +14,7 @@ from agentlightning import algorithm as algorithms
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.records import flattened, merged, names_of, paths_of
 from agentlightning.arguments import nearest
-from agentlightning.cli.options import BackendOptions
+from agentlightning.cli.options import BackendOptions, value_in
 from agentlightning.cli.trust import code_in, require_trust
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.provenance import TASKS_FILE, VAL_TASKS_FILE
@@ -70,7 +70,7 @@ def backend_settings(given: BackendOptions) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"--backend-option {text}: give NAME=VALUE, for example replicas=2.")
-        found.setdefault("backend_options", {})[name] = _value(value)
+        found.setdefault("backend_options", {})[name] = value_in(value)
     return found
 
 
@@ -226,7 +226,9 @@ def parsed_settings(settings: Sequence[str], known: Collection[str]) -> dict[str
         if not equals or name not in known:
             meant = nearest(name, known)
             setting, colon, rest = text.partition(":")
-            hint = "there is no such setting; agl train --print-config prints all."
+            hint = f"there is no such setting; they are: {', '.join(sorted(known))}."
+            if "group_size" in known:
+                hint = "there is no such setting; agl train --print-config prints all."
             if not equals:
                 hint = "give NAME=VALUE, once for each setting: --set steps=5 --set group_size=4"
             if colon and setting in known:
@@ -234,12 +236,5 @@ def parsed_settings(settings: Sequence[str], known: Collection[str]) -> dict[str
             elif meant and equals:
                 hint = f"did you mean {meant}=…?"
             raise ConfigError(f"--set {text}: {hint}")
-        given[name] = _value(value)
+        given[name] = value_in(value)
     return given
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

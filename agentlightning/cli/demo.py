@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from shlex import quote
 
 from agentlightning.algorithm import GRPO
 from agentlightning.algorithm.checkpoint import latest_checkpoint, read_checkpoint
@@ -90,4 +91,5 @@ def _tell_how_to_resume(name: str, run_dir: Path) -> None:
     except AgentLightningError:
         console.print("There is no checkpoint yet, so there is nothing to resume: start again.")
         return
-    console.print(f"Last checkpoint: {checkpoint}\nGo on with:  {command_name()} demo {name} --resume {run_dir}")
+    again = f"{command_name()} demo {name} --resume {quote(str(run_dir))}"
+    console.print(f"Last checkpoint: {checkpoint}\nGo on with:  {again}")

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.status import Status
 from rich.table import Table
+from rich.text import Text
 
 from agentlightning.algorithm import Baseline
 from agentlightning.algorithm.base import PolicySpec
@@ -23,6 +24,7 @@ from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.store import location_of
 from agentlightning.cli.trust import code_in, require_trust
 from agentlightning.console import Console as Terminal
+from agentlightning.console import safe
 from agentlightning.environments.base import environment_again
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
@@ -86,6 +88,8 @@ class MeasuredModel:
     """Of those that have not failed: how many were ended by `max_context`, `max_calls` or `max_tokens`."""
     cut_off: int
     """Answers that ended at the `max_tokens` of their request."""
+    error: str | None = None
+    """Why the first that failed did."""
 
 
 _MARKS = {
@@ -112,13 +116,14 @@ def estimates_of(options: EvalOptions) -> dict[str, Callable[[Sequence[float]], 
     return shown
 
 
-def run_evaluation(options: EvalOptions) -> None:
-    """Run both models on the tasks and print a table."""
+def run_evaluation(options: EvalOptions) -> bool:
+    """Run both models on the tasks and print a table. Returns whether all rollouts failed."""
     with held_checkpoint(options.checkpoint) as held:
-        _evaluate(held or options.checkpoint, options)
+        return _evaluate(held or options.checkpoint, options)
 
 
-def _evaluate(checkpoint: Path, options: EvalOptions) -> None:
+def _evaluate(checkpoint: Path, options: EvalOptions) -> bool:
+    """Whether all rollouts failed, so that nothing was measured."""
     repeats = rollouts_of(options)
     trained, came_from, run = resolve(checkpoint)
     named = options.agent or options.environment.env
@@ -142,23 +147,31 @@ def _evaluate(checkpoint: Path, options: EvalOptions) -> None:
             progress = _Progress(f"{label}: {served.name}", spinner)
             found[label] = measured = measure(served, litagent, held_out, repeats, progress)
         rewards[label] = [measured.rewards[i : i + repeats] for i in range(0, len(measured.rewards), repeats)]
-        if measured.failed:
-            stderr_terminal.print(f"[yellow]{label}: {measured.failed} rollouts failed and count as reward 0[/yellow]")
-        for mark, words in _MARKS.items():
-            if count := getattr(measured, mark):
-                stderr_terminal.print(f"[yellow]{label}: {count} {words}[/yellow]")
+        _warn(label, measured)
     names = {label: served and served.name for label, served in models.items()}
+    nothing = all(one.failed == len(one.rewards) for one in found.values())
     if options.as_json:
         shown = {name: _numbers(estimate, rewards) for name, estimate in estimates_of(options).items()}
         counts = {what: {label: getattr(one, what) for label, one in found.items()} for what in ("failed", *_MARKS)}
         terminal.print_json(json.dumps({"models": names, **counts, "repeats": repeats, "estimates": shown}))
-        return
+        return nothing
     for name, estimate in estimates_of(options).items():
         terminal.print(_table(name, estimate, rewards, names))
         if "gain" in (numbers := _numbers(estimate, rewards)):
             gain, low, high = numbers["gain"].values()
             terminal.print(f"Gain on the same tasks: [bold]{gain:+.3f}[/bold], 95 % interval {low:+.3f} to {high:+.3f}")
             terminal.print(_sentence(name, low, high, len(held_out)))
+    return nothing
+
+
+def _warn(label: str, measured: MeasuredModel) -> None:
+    """Say which rollouts failed, and why the first did, and which were cut."""
+    if measured.failed:
+        stderr_terminal.print(f"[yellow]{label}: {measured.failed} rollouts failed and count as reward 0[/yellow]")
+        stderr_terminal.print(Text(safe(f"The first: {measured.error}"), "yellow"))
+    for mark, words in _MARKS.items():
+        if count := getattr(measured, mark):
+            stderr_terminal.print(f"[yellow]{label}: {count} {words}[/yellow]")
 
 
 def _sentence(name: str, low: float, high: float, tasks: int) -> str:
@@ -208,10 +221,12 @@ def measure(
         terminal.print("Stopped: there is nothing to compare yet.")
         exit_interrupted()
     episodes = algorithm.episodes
+    failed = [e for e in episodes if not e.good]
     outcomes = [e.outcome for e in episodes]
     return MeasuredModel(
         [e.reward or 0.0 for e in episodes],
-        failed=sum(not e.good for e in episodes),
+        failed=len(failed),
+        error=next(((e.attempt and e.attempt.error) or e.outcome.value for e in failed), None),
         truncated=outcomes.count(Outcome.TRUNCATED),
         cut_off=sum(c.info.finish_reason == "length" for e in episodes if e.outcome is Outcome.OK for c in e.calls),
     )

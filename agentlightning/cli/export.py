@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,10 @@ def export_files(options: ExportOptions) -> None:
         )
     if options.parquet is not None and options.parquet.suffix != ".parquet":
         raise ConfigError(f"--parquet {options.parquet}: the name of the file should end in .parquet.")
+    try:
+        re.compile(options.agent or "")
+    except re.error as error:
+        raise ConfigError(f"--agent {options.agent} is no regular expression: {error}. Escape the character.") from None
     good = Good(
         min_reward=options.min_reward,
         best_of=1 if options.best_per_task else None,

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 from rich.table import Table
@@ -18,7 +19,7 @@ from agentlightning.cli.agents import environment_of, find_agent
 from agentlightning.cli.commands.look import ForkOptions
 from agentlightning.cli.evaluate import agent_of_run, own_agent, resolve
 from agentlightning.cli.interrupt import exit_interrupted
-from agentlightning.cli.opened import described, opened_run
+from agentlightning.cli.opened import check_order, described, opened_run
 from agentlightning.cli.trust import require_trust
 from agentlightning.console import one_line, safe, terminal
 from agentlightning.errors import ConfigError
@@ -44,6 +45,7 @@ class _Original(NamedTuple):
 
 def fork_rollout(options: ForkOptions) -> None:
     """Run the forks, and print what each came to beside the original."""
+    check_order(options.run, options.rollout)
     edits = edits_in(options.edit)
     original = run_sync(_recorded(options, edits))
     agent = _agent(options)
@@ -68,7 +70,8 @@ def fork_rollout(options: ForkOptions) -> None:
         terminal().print_json(json.dumps(about))
         return
     _print(rows, original, edits)
-    terminal().print(f"Read what was said:  {command_name()} show {result.run_dir}", soft_wrap=True, markup=False)
+    shown = f"{command_name()} show {quote(str(result.run_dir))}"
+    terminal().print(f"Read what was said:  {shown}", soft_wrap=True, markup=False)
 
 
 def edits_in(given: Sequence[str]) -> dict[EditRole, str]:
@@ -108,10 +111,13 @@ def _print(rows: Sequence[dict[str, Any]], original: _Original, edits: Mapping[E
     left = Counter(row["diverged"] for row in rows if row["diverged"])
     for cause, count in left.most_common():
         terminal().print(f"{count} of {len(rows)} left the record, because {cause}.")
+    mean = _mean(rows)
+    earned = "none of the forks earned a reward" if mean is None else f"the forks earned {mean:g} on average"
     terminal().print(
-        f"The original had {original.sampled} calls and earned {_number(original.episode.reward)}; the forks earned "
-        f"{_number(_mean(rows))} on average."
+        f"The original had {original.sampled} calls and earned {_number(original.episode.reward)}; {earned}."
     )
+    if all(row["outcome"] == "ok" and not row["replayed"] + row["sampled"] for row in rows):
+        terminal().print("The agent asked the model nothing: no call of a fork arrived at the gateway.")
     if edits:
         terminal().print(_edited(rows, edits), markup=False)
 
@@ -136,7 +142,9 @@ async def _recorded(options: ForkOptions, edits: Mapping[EditRole, str]) -> _Ori
     async with opened_run(options.run) as opened:
         found = list(await collect(opened.store, [options.rollout]))
         if not found:
-            raise ConfigError(f"There is no rollout {options.rollout} in {options.run}: see  agl show {options.run}")
+            raise ConfigError(
+                f"There is no rollout {options.rollout} in {options.run}: see  agl show {quote(str(options.run))}"
+            )
         episode = found[0]
         spans = (await opened.store.query_spans(options.rollout, "latest")).items
     calls = [call for call in episode.calls if len(call.response_ids)]

@@ -56,6 +56,8 @@ def run_gateway(options: GatewayOptions) -> None:
         raise ConfigError("Say what to serve: --model MODEL, or --upstream NAME=URL of another provider.")
     if options.strict and options.model is None:
         raise ConfigError("--strict is of a model that is served here (--model): other providers check for themselves.")
+    if server is not None and options.path != Path("gateway.db"):
+        raise ConfigError("Calls are recorded in a file (--path) or in the store of --server: give one of them.")
     if options.atif is not None:
         try:
             make_folder(options.atif)

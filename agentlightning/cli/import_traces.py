@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from agentlightning.adapter.finetuning import fine_tuning_lines, to_jsonl
@@ -54,7 +55,7 @@ def import_traces(options: ImportOptions) -> None:
         terminal().print(
             f"{left_out} conversations are left out: they have no answer, or a tool's result without its call."
         )
-    terminal().print(f"Next: agl train --data {options.to} --model MODEL")
+    terminal().print(f"Next: agl train --data {quote(str(options.to))} --model MODEL")
 
 
 def _values(sources: Sequence[Path]) -> Iterator[tuple[str, Any]]:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rich.text import Text
@@ -51,6 +52,10 @@ _WORDS: Mapping[str, str] = {
 
 def measure_judge(options: JudgeOptions) -> None:
     """Ask the judge and print what it is worth; or write a file for people to label."""
+    for option in ("labels", "url", "model", "rubric", "settings"):
+        if options.write_labels is not None and getattr(options, option):
+            name = "set" if option == "settings" else option
+            raise ConfigError(f"--write-labels asks no judge, so --{name} would have no effect: leave it out.")
     if run_sync(_measure(options)):
         exit_interrupted()
 
@@ -119,7 +124,7 @@ async def _write_template(opened: OpenedRun, stored: Mapping[str, Sequence[Rollo
     rollouts = sum(len(group.records) for group in groups)
     words = (
         f"{to}: {rollouts} rollouts of {len(groups)} groups. Put a number, true or false in place of each null, leave "
-        f"out what you like, and say --labels {to}"
+        f"out what you like, and say --labels {quote(str(to))}"
     )
     terminal().print(Text(safe(words)))
 

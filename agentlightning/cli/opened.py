@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from agentlightning.cli.store import location_of
 from agentlightning.doctor import Evidence, find_run, gather
 from agentlightning.doctor.evidence import learned_steps
+from agentlightning.errors import ConfigError
 from agentlightning.metrics import read_metrics
 from agentlightning.metrics.standing import Standing, is_alive, standing_of
 from agentlightning.store.base import LightningStore
@@ -52,6 +54,12 @@ class OpenedRun:
         """What the doctor looks at."""
         found = await gather(self.store, self.run)
         return found if self.run is not None else replace(found, steps=await self.steps(), settings=self.settings)
+
+
+def check_order(run: Path, rollout: str | None) -> None:
+    """Raises ConfigError where the two stand in each other's place."""
+    if rollout is not None and not run.exists() and Path(rollout).exists():
+        raise ConfigError(f"The run comes first, and the rollout behind it: {quote(rollout)} {run}")
 
 
 @asynccontextmanager

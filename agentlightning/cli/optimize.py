@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import fields
 from http import HTTPStatus
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import aiohttp
@@ -44,6 +45,8 @@ def read_prompts(options: OptimizeOptions) -> dict[str, PromptTemplate]:
     found: dict[str, PromptTemplate] = {}
     for given in options.prompt:
         name, text = _named(given, "prompt_template")
+        if name in found:
+            raise ConfigError(f"--prompt {given}: a prompt {name} is given already. Name each: --prompt NAME=FILE.")
         engine = "jinja" if "{{" in text else "f-string"
         found[name] = PromptTemplate(template=text, engine=engine)
     for given in options.system_prompt:
@@ -98,7 +101,7 @@ def optimize_agent(options: OptimizeOptions) -> None:
         )
         result = trainer.fit(agent, tasks, val_tasks)
     if result.stopped:
-        console.print(f"Stopped. Go on with the same command and  --resume {result.run_dir}")
+        console.print(f"Stopped. Go on with the same command and  --resume {quote(str(result.run_dir))}")
         exit_interrupted()
 
 
@@ -123,6 +126,8 @@ def _check_models(options: OptimizeOptions, texts: Sequence[str], put_in: Sequen
     """Raises ConfigError where a model that is needed is missing, or the agent has two."""
     if options.model is not None and options.endpoint is not None:
         raise ConfigError("The agent's model is either served here (--model) or at --endpoint: give one.")
+    if options.budget_cost is not None and options.prices is None:
+        raise ConfigError("--budget-cost needs --prices, such as --prices 1.2,9,0.3,2.")
     if texts and options.critic_url is None and options.endpoint is None:
         raise ConfigError("There is no critic: give --critic-url, the base URL of an OpenAI-compatible server.")
     if put_in and options.endpoint is None and options.model is None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from typer import Argument, Option
 
@@ -50,6 +51,16 @@ RunDir = Annotated[Path | None, Option(help="Where the run leaves its files; a n
 Run = Annotated[Path, Argument(help="A run's folder, or the file of a store; the run may be going on.")]
 RunId = Annotated[str | None, Option("--run-id", help="Which run of a store that holds several; else the last.")]
 Strict = Annotated[bool, Option(help="Refuse requests with fields or tools that have no effect here, by name.")]
+
+_OF_PYTHON = {"True": True, "False": False, "None": None}
+
+
+def value_in(text: str) -> Any:
+    """The value of NAME=VALUE: JSON or a constant as Python writes it; else text."""
+    try:
+        return _OF_PYTHON[text] if text in _OF_PYTHON else json.loads(text)
+    except ValueError:
+        return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +131,8 @@ class BackendOptions(Options):
 @dataclass(frozen=True, kw_only=True)
 class UpstreamOptions(Options):
     """Other providers that agents may ask through the gateway."""
+
+    goes_with: ClassVar = {"upstream_key": ("upstream",)}
 
     upstream: Annotated[
         list[str],

@@ -21,6 +21,7 @@ from agentlightning.cli.show import as_record
 from agentlightning.cli.why import decoder_of
 from agentlightning.console import safe
 from agentlightning.doctor import Diagnosis, Evidence, diagnose
+from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_write
 from agentlightning.metrics.svg import curve_svg, points_of
 from agentlightning.trainer.sync import run_sync
@@ -48,6 +49,8 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 def write_report(options: ReportOptions) -> None:
     """Write the report of a run, and print where it is."""
+    if options.to is not None and options.to.is_dir():
+        raise ConfigError(f"--to {options.to} is a folder. Give a file, such as {options.to / REPORT_FILE}.")
     typer.echo(safe(str(run_sync(_write(options.run, options.to, options.run_id)))))
 
 
@@ -62,7 +65,11 @@ async def _write(path: Path, to: Path | None, run_id: str | None) -> Path:
         }
         records = [(why, as_record(e, spans[e.rollout.rollout_id].items)) for why, e in chosen]
         target = to or opened.folder / REPORT_FILE
-        atomic_write(target, page(opened, found, steps, records))
+        try:
+            atomic_write(target, page(opened, found, steps, records))
+        except OSError as error:
+            why = error.strerror or error
+            raise ConfigError(f"The report cannot be written to {target}: {why}. Give a file: --to FILE.") from error
         return target
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from shlex import quote
 from statistics import mean
 from typing import Any
 
@@ -52,7 +53,7 @@ def run_agent(options: RunOptions) -> bool:
     if options.as_json:
         console.print_json(json.dumps(numbers(algorithm.episodes) | {"run_dir": str(result.run_dir)}))
     else:
-        console.print(f"Read what was said:  {command_name()} show {result.run_dir}")
+        console.print(f"Read what was said:  {command_name()} show {quote(str(result.run_dir))}")
     return not any(e.good for e in algorithm.episodes)
 
 

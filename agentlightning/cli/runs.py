@@ -15,6 +15,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from agentlightning.arguments import nearest
 from agentlightning.cli.commands.look import CompareOptions, RunsOptions
 from agentlightning.cli.curve import plot
 from agentlightning.cli.opened import described, rows
@@ -170,6 +171,11 @@ def compare_runs(options: CompareOptions) -> None:
             raise ConfigError(f"There is no run in '{folder}': it has no {RUN_FILE}.")
     differ = difference(described(first), described(second))
     curves = {str(folder): points_of(rows(folder), metric) for folder in (first, second)}
+    known = {name for folder in (first, second) for row in rows(folder) for name in row}
+    if known and metric not in known:
+        meant = nearest(metric, known)
+        hint = f" Did you mean {meant}?" if meant else f" They have: {', '.join(sorted(known))}."
+        raise ConfigError(f"--metric {metric}: neither run has such a metric.{hint}")
     summaries = [_listed(first), _listed(second)]
     if options.as_json:
         found = {"runs": [asdict(run) for run in summaries], "settings": differ, "curves": curves}

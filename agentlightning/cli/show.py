@@ -18,7 +18,7 @@ from agentlightning.adapter.conversations import conversations
 from agentlightning.algorithm.credit.advantage import ADVANTAGES
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.cli.commands.look import ShowOptions
-from agentlightning.cli.opened import OpenedRun, opened_run
+from agentlightning.cli.opened import OpenedRun, check_order, opened_run
 from agentlightning.cli.transcript import log, transcript
 from agentlightning.console import safe, terminal
 from agentlightning.errors import ConfigError
@@ -46,6 +46,7 @@ def _query(wanted: ShowOptions) -> dict[str, Any]:
 
 def show_rollouts(wanted: ShowOptions) -> None:
     """Print the transcripts of one rollout, or of the last ones. Raises ConfigError where there are none."""
+    check_order(wanted.run, wanted.rollout)
     run_sync(_show(wanted))
 
 
@@ -77,10 +78,13 @@ async def _show(wanted: ShowOptions) -> None:
 
 
 def _what(wanted: ShowOptions) -> str:
-    if wanted.rollout:
-        return f"rollout '{wanted.rollout}'"
-    asks = wanted != ShowOptions(run=wanted.run)
-    return "failed rollout" if wanted.failed else "finished rollout like that" if asks else "rollout"
+    """What was not found: in the words of the options, since each of them may be the one that nothing fits."""
+    names = ("step", "task", "outcome", "reward_min", "reward_max", "group")
+    options = {f"--{name.replace('_', '-')}": getattr(wanted, name) for name in names}
+    given = [f"{option} {value}" for option, value in options.items() if value is not None]
+    what = f"rollout '{wanted.rollout}'" if wanted.rollout else "rollout"
+    what = f"failed {what}" if wanted.failed else f"finished {what}" if given else what
+    return f"{what} with {' '.join(given)}" if given else what
 
 
 def advantages_of(opened: OpenedRun, episodes: Sequence[Episode]) -> list[float | None]:

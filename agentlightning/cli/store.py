@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
@@ -55,6 +56,8 @@ class Location:
             raise ConfigError("MongoDB is not supported. Several machines share PostgreSQL: --dsn postgresql://…")
         if self.backend not in (None, "sqlite", "postgres", "memory"):
             raise ConfigError(f"--backend is '{self.backend}'; it can be sqlite, postgres or memory.")
+        if self.dsn is not None and "://" in self.dsn and not self.dsn.startswith(("postgresql://", "postgres://")):
+            raise ConfigError("--dsn begins with postgresql://, since it is for PostgreSQL; --path is for SQLite.")
         if self.backend == "postgres" and self.dsn is None:
             raise ConfigError("--backend postgres needs --dsn postgresql://user:password@host/db.")
         if self.dsn is not None and self.backend in ("sqlite", "memory"):
@@ -103,9 +106,10 @@ class Location:
         live = await connect(path.parent)
         if live is not None:
             await live.close()
+            run = quote(str(path.parent))
             raise ConfigError(
                 f"The run in {path.parent} is going on, and only it may change its store. Look at it with "
-                f"`agl show {path.parent}` or `agl store statistics {path.parent}`, or wait until it is over."
+                f"`agl show {run}` or `agl store statistics {run}`, or wait until it is over."
             )
 
     def __str__(self) -> str:

@@ -140,16 +140,36 @@ def _of_run(known: RepeatedRun, options: TrainOptions) -> tuple[str | None, Envi
 def _completed(options: TrainOptions) -> TrainOptions:
     """The options that stand for others, as those: `--steps` is a setting, `--name` a folder."""
     settings = [f"{name}={value}" for name in ("steps", "seed") if (value := getattr(options, name)) is not None]
+    for text in settings:
+        if twice := [own for own in options.settings if own.partition("=")[0] == text.partition("=")[0]]:
+            raise ConfigError(
+                f"--{text.replace('=', ' ')} and --set {twice[0]} are the same setting: give one of them."
+            )
     options = replace(options, settings=[*options.settings, *settings])
     if options.name is not None:
         options = replace(options, run_dir=folder_of_run(options.name, options.run_dir))
     if options.data is not None:
         algorithm, tasks, settings = of_data(options.data, options.algorithm, options.tasks, options.settings)
         options = replace(options, algorithm=algorithm, tasks=tasks, settings=settings)
+        _refuse_options_of_rollouts(options)
     if options.address is not None:
+        backends = (options.computed.backend, *(own.partition("backend=")[2] for own in options.settings))
+        if options.config is None and "ray" not in backends:
+            raise ConfigError("--address has no effect: it is for --backend ray.")
         given = [*options.computed.backend_option, f"address={options.address}"]
         options = replace(options, computed=replace(options.computed, backend_option=given))
     return options
+
+
+def _refuse_options_of_rollouts(options: TrainOptions) -> None:
+    """Raises ConfigError for what is said of rollouts, where `--data` is learned and there is no agent to run."""
+    if options.agent or options.environment.env or options.remote or options.server or options.config:
+        return
+    plain = TrainOptions()
+    for name in ("timeout", "concurrency", "n_runners", "strategy"):
+        if getattr(options, name) != getattr(plain, name):
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} has no effect: it is for an agent's rollouts, and --data alone has none.")
 
 
 def _fit(trainer: Trainer, agent: LitAgent[Any] | None, tasks: list[Any], val_tasks: list[Any] | None) -> RunResult:

@@ -188,8 +188,8 @@ def _truncated(evidence: Evidence) -> Iterator[Finding]:
         yield warning(
             "answers_cut_off",
             f"{share(len(short), len(trained))} answers were cut off at the max_tokens of their request.",
-            "Raise max_tokens in the agent's request or in train_sampling; if answers run on and on, set "
-            "overlong_tokens, which punishes length.",
+            "Raise max_tokens in the agent's request; if answers run on and on, set overlong_tokens, which punishes "
+            "length.",
             rollouts=ids(list({e.rollout.rollout_id: e for e, _ in short}.values())),
         )
 

@@ -125,6 +125,8 @@ def _name(function: Function) -> str:
 
 def _parameters(function: Function) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names of the parameters to be filled, and of those that are None unless they can be."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"The agent {_name(function)} has `yield`, so that it returns no reward. Write return there.")
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters:
         raise ConfigError(f"The agent {_name(function)} takes no arguments; its first one must be the task.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import logging
 import os
@@ -219,6 +220,10 @@ def _no_agent(given: object) -> str:
         )
     if isinstance(given, Mapping | Sequence):
         return f"The agent is a {type(given).__name__}. It comes first, and the tasks behind it: fit(agent, tasks)."
+    if inspect.iscoroutine(given):
+        given.close()
+        name = given.__name__
+        return f"The agent is a coroutine, which calling {name}(…) made. Give the function itself: fit({name}, tasks)."
     return (
         f"The agent is a {type(given).__name__}; an agent must be a function of a task, or a LitAgent: let the class "
         "be one, class MyAgent(agl.LitAgent), with a method rollout(self, task, resources, rollout)."
@@ -352,6 +357,15 @@ def _rows_of(tasks: Mapping[Any, Any]) -> str:
     return ""
 
 
+def _list_of(tasks: object) -> str:
+    """How to make a list of what is none."""
+    if isinstance(tasks, io.IOBase):
+        return f"Give the name of the file: fit(agent, {str(getattr(tasks, 'name', 'tasks.jsonl'))!r})."
+    if inspect.isroutine(tasks):
+        return f"Call it, and give a list of what it makes: list({tasks.__name__}())."
+    return "Give a list of them: list(tasks)."
+
+
 def as_tasks(what: str, tasks: object) -> Dataset[Any]:
     """The tasks, read from a file if it is the name of one.
 
@@ -379,7 +393,7 @@ def as_tasks(what: str, tasks: object) -> Dataset[Any]:
     if not isinstance(tasks, Dataset):
         raise ConfigError(
             f"The {what} tasks are a {type(tasks).__name__}, which has no length or cannot be read by number. "
-            "Give a list of them: list(tasks)."
+            f"{_list_of(tasks)}"
         )
     if len(tasks) == 0:
         return tasks

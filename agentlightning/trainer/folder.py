@@ -6,6 +6,7 @@ import itertools
 import logging
 import time
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryFile
 
 from agentlightning.algorithm.base import Algorithm
@@ -74,8 +75,8 @@ def prepare_folder(run_dir: Path, *, resuming: bool) -> None:
     metrics = run_dir / METRICS_FILE
     if not resuming and metrics.is_file() and metrics.stat().st_size > 0:
         raise ConfigError(
-            f"{run_dir} holds a run already, which would be overwritten. Go on with it "
-            f"(resume='{run_dir}', --resume {run_dir}), or give another run_dir."
+            f"{run_dir} holds a run already, which would be overwritten. Give another run_dir (--run-dir). A run that "
+            f"trains is gone on with by resume='{run_dir}', or --resume {quote(str(run_dir))} with agl train."
         )
     try:
         make_folder(run_dir)

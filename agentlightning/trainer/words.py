@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from agentlightning.algorithm.base import Algorithm
@@ -187,7 +188,8 @@ def closing(command: str, result: RunResult, *, agent_known: bool) -> str:
     validated = [m["val_reward"] for m in metrics if m.get("val_reward") is not None]
     before = "before training" if metrics and metrics[0].get("step") == 0 else "at first"
     lines = [""]
-    again = f"Go on with the same command and  --resume {run_dir}  or Trainer(resume='{run_dir}')."
+    folder = quote(str(run_dir))
+    again = f"Go on with the same command and  --resume {folder}  or Trainer(resume='{run_dir}')."
     if result.stopped and not any(m.get("step") for m in metrics):
         nothing = "\nStopped before the first step was finished: nothing is learned yet."
         return nothing if checkpoint is None else f"{nothing}\n{again}"
@@ -200,13 +202,14 @@ def closing(command: str, result: RunResult, *, agent_known: bool) -> str:
         lines.append(f"Validation reward {validated[0]:.3f} {before}, {validated[-1]:.3f} at the last.")
     if result.stopped and checkpoint is not None:
         lines.append(f"Stopped. {again}")
-    lines += ["Next:", f"  {command} show {run_dir}     read what was said in its rollouts"]
+    lines += ["Next:", f"  {command} show {folder}     read what was said in its rollouts"]
     if checkpoint is not None:
+        saved = quote(str(checkpoint))
         tasks = f"{'' if agent_known else ' --agent AGENT'}{'' if validated else ' --tasks FILE'}"
         tasks += " --trust" if agent_known else ""
         lines += [
-            f"  {command} eval {checkpoint}{tasks}     compare it with the model it came from",
-            f"  {command} serve {checkpoint}     serve it over the OpenAI API",
+            f"  {command} eval {saved}{tasks}     compare it with the model it came from",
+            f"  {command} serve {saved}     serve it over the OpenAI API",
         ]
     return "\n".join(lines)
 
@@ -219,8 +222,8 @@ def last_step(metrics: Sequence[Mapping[str, Any]]) -> int:
 def with_next_step(error: AgentLightningError, run_dir: Path) -> None:
     """Add to an error that ended a run's work where to look, ready to paste."""
     if isinstance(error, AgentError | EngineError | JudgeError) and not getattr(error, "__notes__", ()):
-        command = command_name()
-        error.add_note(f"The run is in {run_dir}. Look at it:  {command} why {run_dir}   or   {command} show {run_dir}")
+        command, folder = command_name(), quote(str(run_dir))
+        error.add_note(f"The run is in {run_dir}. Look at it:  {command} why {folder}   or   {command} show {folder}")
 
 
 def _tasks(tasks: Dataset[Any] | None, kind: str) -> str:

@@ -290,7 +290,7 @@ def test_rollouts_are_found_by_what_they_were(well: Path) -> None:
     assert siblings[0]["advantage"] > 0 > siblings[-1]["advantage"]
     assert siblings[0]["calls"][0]["answer"]["content"] == "The answer is 4."
     assert "advantage +" in agl("show", well, "--group", "g3", width=120).stdout
-    with pytest.raises(ConfigError, match="There is no finished rollout like that"):
+    with pytest.raises(ConfigError, match="There is no finished rollout with --outcome timeout"):
         agl("show", well, "--outcome", "timeout")
 
 

@@ -160,7 +160,7 @@ SICK: dict[str, tuple[str, str, Recording]] = {
     "too long": ("prompts_too_long", "max_context", Recording(groups=told(outcome=Outcome.TRUNCATED, error=LONG))),
     "refused": ("prompts_too_long", "max_context", Recording(groups=told(refused=LONG))),
     "ended by a limit": ("truncated", "Raise the limit", Recording(groups=told(outcome=Outcome.TRUNCATED))),
-    "cut off": ("answers_cut_off", "train_sampling", Recording(groups=told(calls=(Said(finish_reason="length"),)))),
+    "cut off": ("answers_cut_off", "Raise max_tokens", Recording(groups=told(calls=(Said(finish_reason="length"),)))),
     "deterministic": ("same_answers", "temperature=1.0", Recording(groups=told(calls=(Said(ids=(4, 5, 6)),)))),
     "greedy": (
         "greedy_sampling",

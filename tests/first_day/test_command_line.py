@@ -101,7 +101,7 @@ def answer(command: str) -> str:
         (f"{TRAIN} --algorithm gpro", "Did you mean GSPO or GRPO?"),
         (f"{TRAIN} --algorithm apo", "agl optimize --algorithm apo"),
         (f"{TRAIN} --config slip.yaml", "Did you mean learning_rate?\nSettings were read from slip.yaml."),
-        (f"{TRAIN} --config words.yaml", "steps is 'five'; it must be a whole number.\nSettings were read from"),
+        (f"{TRAIN} --config words.yaml", "a whole number (or None).\nSettings were read from"),
         (f"{TRAIN} --config tab.yaml", "YAML takes no tabs"),
         (f"{TRAIN} --config empty.yaml", "empty.yaml is empty"),
         (f"{TRAIN} --config heading.yaml", "settings below 'grpo'; they stand at the top"),

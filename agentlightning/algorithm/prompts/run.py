@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from types import TracebackType
 from typing import Any, Self
 
@@ -202,13 +203,13 @@ class PromptRun:
             raise ConfigError(
                 f"The agent's model answered none of its calls on the first {len(trials)} validation tasks: "
                 f"{trials[-1].refusal}\nCheck the model's URL, its name and its key. No critic was called. To see "
-                f"the calls:  agl show {run_dir}"
+                f"the calls:  agl show {quote(str(run_dir))}"
             )
         if all(t.reward is None for t in trials):
             why = (trials[0].error or trials[0].outcome.value).strip().splitlines()[0]
             raise ConfigError(
                 f"The agent failed on all of the {len(trials)} validation tasks that it was first run on. One of them: "
-                f"{why[:300]}\nNo critic was called. To see them:  agl show {run_dir} --failed"
+                f"{why[:300]}\nNo critic was called. To see them:  agl show {quote(str(run_dir))} --failed"
             )
 
     # ---- the critic ------------------------------------------------------------------------------------------------
@@ -247,7 +248,8 @@ class PromptRun:
             return
         raise ConfigError(
             f"The critic answered none of its first {len(failures)} questions: {failures[0].why}\nCheck its URL, its "
-            f"model ('{model}') and its key, then go on with the same command and  --resume {self._context.run_dir}"
+            f"model ('{model}') and its key, then go on with the same command and  --resume "
+            f"{quote(str(self._context.run_dir))}"
         )
 
     def _numbered(self, key: str) -> str:

@@ -189,6 +189,7 @@ class WhatIfOptions(Command):
 
     command = "whatif"
     work = "agentlightning.cli.whatif:ask_what_if"
+    repeats_names = True
 
     run: Run
     step: Annotated[int | None, Option(help="The step to look at; the last one if not given.")] = None

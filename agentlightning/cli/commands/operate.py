@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from typer import Option
 
@@ -59,6 +59,7 @@ class GatewayOptions(Command):
 
     command = "gateway"
     work = "agentlightning.cli.gateway:run_gateway"
+    goes_with: ClassVar = {"name": ("model",), "key": ("server",)}
 
     model: Annotated[str | None, Option(help="Serve this model: a checkpoint, a directory, a Hugging Face id.")] = None
     name: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from typer import Argument, Option
 
@@ -99,6 +99,7 @@ class ExportOptions(Command):
     """
 
     command = "export"
+    goes_with: ClassVar = {"form": ("jsonl", "parquet"), "agent": ("jsonl", "parquet")}
 
     source: Annotated[str, Argument(help="A run's folder (its last checkpoint), a checkpoint, or a model.")]
     to: Annotated[Path | None, Option(help="A new folder for the model, in Hugging Face format.")] = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from typer import Argument, Option
 
@@ -128,6 +128,7 @@ class DoctorOptions(Command):
 
     command = "doctor"
     work = "agentlightning.cli.doctor:examine_agent"
+    goes_with: ClassVar = dict.fromkeys(("endpoint_model", "api_key"), ("endpoint",))
 
     agent: Agent = None
     tasks: Tasks = None
@@ -165,6 +166,7 @@ class RunOptions(Command):
 
     command = "run"
     work = "agentlightning.cli.run:run_agent"
+    goes_with: ClassVar = dict.fromkeys(("endpoint_model", "api_key"), ("endpoint",))
 
     agent: Agent = None
     tasks: Tasks = None

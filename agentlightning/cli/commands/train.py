@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from typer import Argument, Option
 
@@ -41,6 +41,7 @@ class TrainOptions(Command):
 
     command = "train"
     work = "agentlightning.cli.train:train_agent"
+    goes_with: ClassVar = {"key_file": ("server",)}
 
     tasks: Annotated[
         Path | None,
@@ -163,6 +164,11 @@ class OptimizeOptions(Command):
 
     command = "optimize"
     work = "agentlightning.cli.optimize:optimize_agent"
+    goes_with: ClassVar = {
+        **dict.fromkeys(("endpoint_model", "api_key"), ("endpoint",)),
+        **dict.fromkeys(("critic_model", "critic_key"), ("critic_url", "endpoint")),
+        "prompt_place": ("system_prompt",),
+    }
     epilog = """\
 [bold]Examples[/bold]
 
@@ -270,6 +276,7 @@ class EvalOptions(Command):
 
     command = "eval"
     work = "agentlightning.cli.evaluate:run_evaluation"
+    goes_with: ClassVar = {"passing": ("pass_at",)}
 
     checkpoint: Annotated[Path, Argument(help="A checkpoint, a run's folder, or a model.")]
     agent: Annotated[

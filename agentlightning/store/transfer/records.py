@@ -118,7 +118,11 @@ def from_line(line: bytes) -> Record:
             for name, table in TABLES.items()
         }
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StoreError(f"This line is not an exported rollout ({error!r}): {line[:100]!r}…") from error
+        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        said = line[:100].decode(errors="replace").strip()
+        raise StoreError(
+            f"This line is not an exported rollout, as `agl store export` writes them ({why}): {said} …"
+        ) from error
 
 
 def import_records(tx: Transaction, records: Sequence[Record]) -> int:

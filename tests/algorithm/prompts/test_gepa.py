@@ -61,6 +61,12 @@ def test_no_misbehaviour_of_the_critic_ends_a_run_or_gets_run(tmp_path: Path) ->
     assert len(tuner.candidates) == 1
 
 
+def test_a_critic_that_never_answers_ends_the_run_in_words(tmp_path: Path) -> None:
+    tuner = agl.GEPA(critic_url="http://127.0.0.1:9/v1", critic_timeout=1, iterations=8, reflection_model="c")
+    with pytest.raises(agl.ConfigError, match="The critic answered none of its first"):
+        tune(tuner, words_agent([]), tmp_path / "run")
+
+
 def test_a_prompt_of_ones_own_must_show_the_text_and_the_runs(tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_text("<curr_param> only")
     with pytest.raises(agl.ConfigError, match="<side_info>"):
