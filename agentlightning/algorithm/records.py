@@ -230,7 +230,8 @@ def records_of(kind: type[Any]) -> dict[str, SettingsGroup]:
     return {f.name: f.default for f in fields(kind) if isinstance(f.default, SettingsGroup)}
 
 
-def flat_names(kind: type[Any]) -> dict[str, tuple[str, str]]:
+@cache
+def flat_names(kind: type[Any]) -> Mapping[str, tuple[str, str]]:
     """The flat names that an algorithm takes: the record and its field of each."""
     return {flat: place for flat, place in FLAT.items() if place[0] in records_of(kind)}
 

@@ -74,14 +74,21 @@ class Running:
 Start = Callable[..., Running]
 
 
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The client leaves connections to the garbage collector, which complains of each."""
-    monkeypatch.setenv("TINKER_TELEMETRY", "0")
-    monkeypatch.delenv("TINKER_BASE_URL", raising=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TINKER_TELEMETRY", "0")
+        patch.delenv("TINKER_BASE_URL", raising=False)
         yield
+    with warnings.catch_warnings():  # what is left belongs to no later test
+        warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
 
 
