@@ -7,15 +7,15 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent.parent / "agentlightning"
+from tests.trees import trees
 
 
 def test_no_two_classes_have_the_same_name() -> None:
     places: dict[str, list[str]] = defaultdict(list)
-    for file in PACKAGE.rglob("*.py"):
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+    for file, tree in trees().items():
+        for node in tree.body:
             if isinstance(node, ast.ClassDef):
-                places[node.name].append(str(file.relative_to(PACKAGE)))
+                places[node.name].append(file)
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
@@ -38,9 +38,9 @@ def _bound(node: ast.AST) -> str:
 
 def test_names_are_of_the_fields_words() -> None:
     found = {
-        (str(file.relative_to(PACKAGE)), name)
-        for file in PACKAGE.rglob("*.py")
-        for name in (file.stem, *map(_bound, ast.walk(ast.parse(file.read_text(encoding="utf-8")))))
+        (file, name)
+        for file, tree in trees().items()
+        for name in (Path(file).stem, *map(_bound, ast.walk(tree)))
         if PRIVATE_WORDS & set(re.findall("[a-z]+", name.lower().replace("_", " ")))
     }
     assert found == FIELDS_OF_RECORDS
