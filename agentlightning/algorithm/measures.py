@@ -158,10 +158,9 @@ TAUGHT_NOTHING = "nothing learned: siblings earned the same"
 class Progress:
     """Keeps the time of a run since it began or was resumed."""
 
-    def __init__(self, settings: TrainingSettings, tasks: int, done: int) -> None:
-        """`tasks`: of an epoch. `done`: steps that were learned before."""
-        self._settings = settings
-        self._tasks = tasks
+    def __init__(self, settings: TrainingSettings, tasks: int, done: int, position: int) -> None:
+        """`tasks`: of an epoch. `done`: steps that were learned before, which took `position` tasks."""
+        self._steps = settings.steps_of(tasks, done, position)
         self._done = done
         self._began = 0.0
         self._learning = self._learned = 0.0
@@ -179,7 +178,7 @@ class Progress:
     def of_step(self, done: int, sampled: Sampled, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Seconds and times of the step, how many steps there will be, the seconds left at the pace so far, and what is
         odd about the step."""
-        steps = self._settings.steps_of(self._tasks)
+        steps = self._steps
         pace = (time.time() - self._began) / (done - self._done)
         updates = [value for name, value in metrics.items() if name.split("/")[-1] == "updates"]
         return {

@@ -90,7 +90,7 @@ class TrainingRun:
         self._updater = PolicyUpdaters(self._updaters, context.reporter) if several else self._updaters[POLICY]
         context.reporter.columns(columns_of(settings))
         self._finished = await finished_before(context, settings, info, versions)
-        self._progress = Progress(settings, self._schedule.size, self.done)
+        self._progress = Progress(settings, self._schedule.size, self.done, info.position)
         self.source = self._make_source(self._schedule, info.carried, self._finished)
         self._stack.push_async_callback(self.source.close)
         self._sampling = AsynchronousSampling(

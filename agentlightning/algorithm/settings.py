@@ -260,14 +260,18 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, Algorithm):
         """Whether LoRA adapters are trained, not the model's own weights."""
         return self.lora_rank is not None or bool(self.adapters)
 
-    def steps_of(self, tasks: int) -> int:
-        """How many steps a run on so many tasks has, if no group carries over."""
+    def steps_of(self, tasks: int, done: int = 0, position: int = 0) -> int:
+        """How many steps a run on so many tasks has, if no group carries over.
+
+        `done` of them, which took `position` tasks, were made before it was resumed, perhaps with other settings.
+        """
         if self.steps is not None:
             return self.steps
-        per_step = max(1, min(self.tasks_per_step, tasks))
+        per_step, left = max(1, min(self.tasks_per_step, tasks)), max(0, self.epochs * tasks - position)
         if self.curriculum is not None:  # which draws, and knows no end of an epoch
-            return math.ceil(self.epochs * tasks / per_step)
-        return self.epochs * math.ceil(tasks / per_step)
+            return done + math.ceil(left / per_step)
+        epochs, rest = divmod(left, max(1, tasks))
+        return done + epochs * math.ceil(tasks / per_step) + math.ceil(rest / per_step)
 
     def loss_config(self) -> LossConfig:
         """The loss that the learner minimises, with its settings."""

@@ -427,9 +427,9 @@ class Trainer(GivenByName):
             return None
         file = self.run_dir / METRICS_FILE
         recorded = last_step(read_metrics(file)) if file.is_file() else 0
-        steps = self.algorithm.steps_of(len(job.train_dataset)) if job.train_dataset else self.algorithm.steps
-        step = read_checkpoint(self.resume_from).step
-        return resuming(self.resume_from, step, recorded, self._settings_before, run.settings, steps)
+        done, tasks = read_checkpoint(self.resume_from), len(job.train_dataset or ())
+        steps = self.algorithm.steps_of(tasks, done.step, done.position) if tasks else self.algorithm.steps
+        return resuming(self.resume_from, done.step, recorded, self._settings_before, run.settings, steps)
 
     async def _open_door(
         self, stack: AsyncExitStack, store: LightningStore, run: Run

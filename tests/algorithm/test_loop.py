@@ -194,18 +194,32 @@ async def test_a_run_on_chats_reports_what_it_has_and_no_rewards(tmp_path: Path)
 
 
 @settings(max_examples=50, deadline=None)
-@given(tasks=st.integers(1, 40), per_step=st.integers(1, 20), epochs=st.integers(1, 4), drawn=st.booleans())
-def test_as_many_steps_are_announced_as_are_taken(tasks: int, per_step: int, epochs: int, drawn: bool) -> None:
+@given(
+    tasks=st.integers(1, 40),
+    per_step=st.integers(1, 20),
+    epochs=st.integers(1, 4),
+    drawn=st.booleans(),
+    before=st.tuples(st.integers(1, 20), st.integers(0, 9)),
+)
+def test_as_many_steps_are_announced_as_are_taken(
+    tasks: int, per_step: int, epochs: int, drawn: bool, before: tuple[int, int]
+) -> None:
+    """Also of a run that was begun with another number of tasks a step; `before`: that, and how many steps it made."""
     made = agl.GRPO(
         model="calc", tasks_per_step=per_step, group_size=2, epochs=epochs, curriculum="learnability" if drawn else None
     )
     weigh = as_curriculum(made.curriculum)
     schedule = TaskSchedule(range(tasks), per_step, 0, TaskDraw(weigh, range(tasks)) if weigh else None)
-    position = steps = 0
+    position = done = 0
+    earlier = TaskSchedule(range(tasks), before[0], 0, TaskDraw(weigh, range(tasks)) if weigh else None)
+    while done < before[1] and earlier.epochs_taken(position) < epochs:
+        position += len(earlier.take(position, earlier.per_step))
+        done += 1
+    announced, steps = made.steps_of(tasks, done, position), done
     while schedule.epochs_taken(position) < epochs:
         position += len(schedule.take(position, schedule.per_step))
         steps += 1
-    assert made.steps_of(tasks) == steps
+    assert announced == steps
 
 
 @pytest.mark.parametrize("val", [None, []])
