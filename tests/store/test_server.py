@@ -23,7 +23,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from agentlightning.errors import ConfigError, NotFoundError, StoreError, StoreUnavailableError
 from agentlightning.keys import CALLS, REWARDS, SPANS, TASK, sign_attempt_key, sign_url_key
 from agentlightning.store import LightningStoreClient, LightningStoreServer, SqliteLightningStore
-from agentlightning.store.http import access, otlp, prometheus
+from agentlightning.store.http import access, otlp, prometheus, transport
 from agentlightning.types import AttemptedRollout, AttemptStatus, RolloutStatus
 from tests.store.builders import make_span
 
@@ -215,6 +215,28 @@ async def test_a_server_that_is_not_there() -> None:
         await client.enqueue_rollout(1)
     assert time.monotonic() - start < 5
     await client.close()
+
+
+async def test_one_that_is_waited_for_is_named_once_for_each_time(
+    embedded: SqliteLightningStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(transport, "REPORTED_AFTER", 0.1)
+    server = LightningStoreServer(embedded, port=0)
+    await server.start()
+    port = int(server.endpoint.rsplit(":", 1)[1])
+    client = LightningStoreClient(server.endpoint, retry_seconds=20)
+    for _ in range(2):
+        await server.stop()
+        asked = [asyncio.ensure_future(client.statistics()) for _ in range(5)]
+        await asyncio.sleep(0.5)
+        server = LightningStoreServer(embedded, port=port)
+        await server.start()
+        await asyncio.gather(*asked)
+    said = [record.getMessage() for record in caplog.records if record.name == transport.__name__]
+    assert len(said) == 2, said
+    assert all("cannot be reached" in text and "is tried again for" in text for text in said)
+    await client.close()
+    await server.stop()
 
 
 async def test_one_bad_span_spares_its_batch(server: LightningStoreServer) -> None:

@@ -39,6 +39,8 @@ may the heartbeats of hundreds of runners in one process where the server takes 
 PIECEMEAL_BYTES = 2**20
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
+REPORTED_AFTER = 3.0
+"""Seconds after which it is said that a store is not there, once for each time."""
 _ERRORS: dict[int, type[StoreError]] = {404: NotFoundError, 409: ConflictError, 503: StoreUnavailableError}
 
 
@@ -59,6 +61,7 @@ class Http:
             weakref.WeakKeyDictionary()
         )
         self._closed = False
+        self._reported = False
 
     async def request(
         self,
@@ -72,17 +75,24 @@ class Http:
     ) -> bytes:
         """Return the answer's body; `wait` is how long the server may take before it answers."""
         pool = "waits" if wait else pool
-        end = time.monotonic() + wait + self._retry_seconds
+        began = time.monotonic()
+        end = began + wait + self._retry_seconds
         pause = FIRST_PAUSE
         while True:
             try:
-                return await self._once(method, path, body, content_type, wait, pool)
+                answer = await self._once(method, path, body, content_type, wait, pool)
+                self._reported = False
+                return answer
             except StoreClosedError:
                 raise
             except (aiohttp.ClientError, TimeoutError, OSError, StoreUnavailableError) as error:
                 if self._closed or time.monotonic() + pause > end or isinstance(error, RedirectError):
                     raise self._unreachable(error) from error
                 logger.debug("%s %s failed (%s); trying again in %.2f s", method, path, error, pause)
+                if not self._reported and time.monotonic() - began > REPORTED_AFTER:
+                    self._reported = True
+                    left = end - time.monotonic()
+                    logger.warning("%s It is tried again for %.0f s.", self._unreachable(error), left)
             # Many clients must not come back at the same moment.
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, LONGEST_PAUSE)
