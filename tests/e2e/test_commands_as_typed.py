@@ -197,6 +197,8 @@ def serves_until_ctrl_c(command: str, words: str, folder: Path) -> None:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 pytest.skip(f"port {port} is taken on this machine")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; the command would, too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         f"exec {command}",
         shell=True,
