@@ -49,7 +49,8 @@ def test_eval_finds_the_agent_and_the_validation_tasks_of_the_run(ran: tuple[Pat
     folder, _ = ran
     run_dir = next(folder.glob("runs/*"))
     for more in ([], ["--tasks", "tasks.jsonl"]):
-        (folder / "tasks.jsonl").write_text('{"question": "What is 1 + 2?", "answer": "3"}\n')
+        task = {"question": "What is 1 + 2?", "call": {"a": 1, "op": "+", "b": 2}}
+        (folder / "tasks.jsonl").write_text(json.dumps(task) + "\n")
         done = run("-m", "agentlightning", "eval", str(run_dir), "--trust", *more, cwd=folder)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "Gain on the same tasks" in done.stdout
