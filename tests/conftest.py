@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import certifi
 import pytest
 from hypothesis import settings
 
@@ -23,17 +22,6 @@ notice.logger.disabled = True  # older names are used here on purpose, and nobod
 
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="agl-state-")  # the keys of servers that tests start
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
-
-
-def _one_authority() -> str:
-    """A file with one certificate: each HTTP client loads all that it is given, which takes 30 ms for certifi's."""
-    begin, _, _ = Path(certifi.where()).read_text(encoding="utf-8").partition("-----END CERTIFICATE-----")
-    file = Path(os.environ["XDG_STATE_HOME"], "authority.pem")
-    file.write_text(f"{begin}-----END CERTIFICATE-----\n", encoding="utf-8")
-    return str(file)
-
-
-os.environ.setdefault("SSL_CERT_FILE", _one_authority())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -39,8 +39,8 @@ may the heartbeats of hundreds of runners in one process where the server takes 
 PIECEMEAL_BYTES = 2**20
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
-REPORTED_AFTER = 3.0
-"""Seconds after which it is said that a store is not there, once for each time."""
+REPORTED_AFTER, REPORTED_AGAIN = 3.0, 60.0
+"""A store that has been away for so many seconds is named, and no sooner again than after so many."""
 _ERRORS: dict[int, type[StoreError]] = {404: NotFoundError, 409: ConflictError, 503: StoreUnavailableError}
 
 
@@ -61,7 +61,7 @@ class Http:
             weakref.WeakKeyDictionary()
         )
         self._closed = False
-        self._reported = False
+        self._reported = -REPORTED_AGAIN
 
     async def request(
         self,
@@ -75,24 +75,19 @@ class Http:
     ) -> bytes:
         """Return the answer's body; `wait` is how long the server may take before it answers."""
         pool = "waits" if wait else pool
-        began = time.monotonic()
-        end = began + wait + self._retry_seconds
-        pause = FIRST_PAUSE
+        end = time.monotonic() + wait + self._retry_seconds
+        pause, failing_since = FIRST_PAUSE, None
         while True:
             try:
-                answer = await self._once(method, path, body, content_type, wait, pool)
-                self._reported = False
-                return answer
+                return await self._once(method, path, body, content_type, wait, pool)
             except StoreClosedError:
                 raise
             except (aiohttp.ClientError, TimeoutError, OSError, StoreUnavailableError) as error:
                 if self._closed or time.monotonic() + pause > end or isinstance(error, RedirectError):
                     raise self._unreachable(error) from error
                 logger.debug("%s %s failed (%s); trying again in %.2f s", method, path, error, pause)
-                if not self._reported and time.monotonic() - began > REPORTED_AFTER:
-                    self._reported = True
-                    left = end - time.monotonic()
-                    logger.warning("%s It is tried again for %.0f s.", self._unreachable(error), left)
+                failing_since = failing_since or time.monotonic()
+                self._report(error, failing_since, end)
             # Many clients must not come back at the same moment.
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, LONGEST_PAUSE)
@@ -121,6 +116,13 @@ class Http:
             connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS[pool], keepalive_timeout=60.0)
             sessions[pool] = http_session(connector=connector)
         return sessions[pool]
+
+    def _report(self, error: Exception, failing_since: float, end: float) -> None:
+        """Say that the store is not there, where a request has failed for a while: all of them share the words."""
+        now = time.monotonic()
+        if now - failing_since > REPORTED_AFTER and now - self._reported > REPORTED_AGAIN:
+            self._reported = now
+            logger.warning("%s It is tried again for %.0f s.", self._unreachable(error), end - now)
 
     def _unreachable(self, error: Exception) -> StoreError:
         if self._closed:
