@@ -372,12 +372,14 @@ class _Server(uvicorn.Server):
         """As uvicorn's, without its pauses of a tenth of a second."""
         for listening in (*self.servers, *(sockets or ())):
             listening.close()
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
         try:
             async with asyncio.timeout(self.config.timeout_graceful_shutdown):
-                while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110 (nothing tells it)
-                    await asyncio.sleep(_LOOK_SECONDS)
+                while True:
+                    for connection in list(self.server_state.connections):
+                        connection.shutdown()
+                    await asyncio.sleep(_LOOK_SECONDS)  # also for one that was accepted just now
+                    if not (self.server_state.connections or self.server_state.tasks):
+                        break
                 for listening in self.servers:
                     await listening.wait_closed()
         except TimeoutError:
