@@ -20,7 +20,7 @@ from agentlightning.errors import ConfigError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_FEW = 30
+FEW = 30
 """So many names are listed in a message."""
 _ALIKE = 0.62
 """How much of two names must be the same, for one to be a slip of the other."""
@@ -230,7 +230,7 @@ def refuse_unknown(
 
 def listed(what: str, known: Collection[str]) -> str:
     """All names, or where to find them if they are many."""
-    if len(known) <= _FEW:
+    if len(known) <= FEW:
         return f"They are: {', '.join(sorted(known))}."
     return f"There are {len(known)}: help(agl.{what}) explains them, and so does docs/configuration.md."
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from agentlightning import algorithm as algorithms
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.records import flattened, merged, names_of, paths_of
-from agentlightning.arguments import nearest
+from agentlightning.arguments import FEW, nearest
 from agentlightning.cli.options import BackendOptions, value_in
 from agentlightning.cli.trust import code_in, require_trust
 from agentlightning.errors import ConfigError
@@ -226,9 +226,10 @@ def parsed_settings(settings: Sequence[str], known: Collection[str]) -> dict[str
         if not equals or name not in known:
             meant = nearest(name, known)
             setting, colon, rest = text.partition(":")
-            hint = f"there is no such setting; they are: {', '.join(sorted(known))}."
-            if "group_size" in known:
-                hint = "there is no such setting; agl train --print-config prints all."
+            listed = (
+                f"they are: {', '.join(sorted(known))}" if len(known) <= FEW else "agl train --print-config prints all"
+            )
+            hint = f"there is no such setting; {listed}."
             if not equals:
                 hint = "give NAME=VALUE, once for each setting: --set steps=5 --set group_size=4"
             if colon and setting in known:
