@@ -257,11 +257,11 @@ class _UnreadableError(Exception):
 
 def _as_lark(grammar: str) -> str:
     """A grammar of either kind as one of lark's. Raises `_UnreadableError`."""
-    from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+    from llguidance.gbnf_to_lark import any_to_lark
 
     try:
         return any_to_lark(grammar)
-    except (GbnfToLarkError, ValueError, LookupError) as error:
+    except Exception as error:  # its reader raises that very class for rules that are not there
         raise _UnreadableError(f"it is no grammar: {error}") from error
 
 

@@ -11,7 +11,9 @@ import pytest
 from agentlightning.errors import ModelError
 from agentlightning.gateway.dialects import DIALECTS
 from agentlightning.gateway.exchange import Refusal
+from agentlightning.gateway.sampling.settings import Overrides, params_for, settle
 from agentlightning.rendering.messages import with_tool_names
+from agentlightning.types import RolloutMode
 from tests.gateway.conftest import CALC
 from tests.gateway.families import rendering_of
 
@@ -37,7 +39,14 @@ CHAT: dict[str, Any] = {
     "top_logprobs": 2,
     "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
     **{"n": 1, "temperature": 1, "top_p": 0.5, "top_k": 3, "max_tokens": 5, "stop": ["a"], "seed": 1},
-    **{"metadata": {}, "frequency_penalty": 0, "logit_bias": {}, "functions": [], "modalities": ["text"]},
+    **{
+        "metadata": {},
+        "frequency_penalty": 0,
+        "logit_bias": {"5": 1},
+        "min_tokens": 0,
+        "functions": [],
+        "modalities": ["text"],
+    },
 }
 RESPONSES: dict[str, Any] = {
     "model": "m",
@@ -147,6 +156,8 @@ def test_any_value_anywhere_is_read_or_refused(name: str) -> None:
             try:
                 request = dialect.parse(_with(body, path, value), {})
                 read += 1
+                used = settle(request.asked, Overrides(), RolloutMode.TRAIN, "r", 0)
+                params_for(used, choice=0, most_tokens=9, top_logprobs=0)
                 if request.messages:
                     renderings[number % 2].render(with_tool_names(request.messages), request.tools)
             except (Refusal, ModelError):

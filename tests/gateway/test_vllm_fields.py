@@ -82,7 +82,7 @@ async def test_texts_by_choice_expression_and_grammar(
         {"guided_json": "{"},
         {"guided_json": []},
         {"guided_grammar": "start: nothing"},
-        {"ebnf": "root ::= ("},
+        *({"ebnf": text} for text in ("root ::= (", " ", "root ::= a", 'root ::= "\\', "\0", "%", 'root ::= "a"{3,1}')),
         {"structured_outputs": 5},
         {"structured_outputs": {"regex": "(("}},
         {"stop_token_ids": ["a"]},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,7 +85,7 @@ def params_for(
         min_p=float(used.get("min_p", 0.0)),
         presence_penalty=float(used.get("presence_penalty", 0.0)),
         frequency_penalty=float(used.get("frequency_penalty", 0.0)),
-        logit_bias={int(token): float(bias) for token, bias in used.get("logit_bias", {}).items()},
+        logit_bias={int(token): float(bias) for token, bias in used.get("logit_bias", {}).items() if bias is not None},
         min_tokens=min(int(used.get("min_tokens", 0)), most),
         ignore_eos=bool(used.get("ignore_eos", False)),
         max_tokens=most,
@@ -146,13 +147,16 @@ def _check_stop_ids(ids: Any) -> None:
         )
 
 
+_TOKEN = re.compile(r"\d{1,10}", re.ASCII)
+
+
 def _is_token(token: Any) -> bool:
     return isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**31
 
 
 def _check_bias(bias: Any) -> None:
     """A bias by token id, which JSON writes as text."""
-    if not isinstance(bias, Mapping) or not all(str(token).isdecimal() for token in bias):
+    if not isinstance(bias, Mapping) or not all(_TOKEN.fullmatch(str(token)) for token in bias):
         raise Refusal(
             "'logit_bias' must be an object of token ids with a number each.", code="invalid_type", param="logit_bias"
         )
