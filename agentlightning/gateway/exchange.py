@@ -229,10 +229,15 @@ class Refusal(GatewayError):
         self.param = param
 
 
-def unusable(error: Exception) -> Refusal:
-    """The refusal of a request with a value that JSON can say and nobody here can hold."""
+UNUSABLE = (OverflowError, UnicodeError, RecursionError)
+"""What a value raises, somewhere on its way, that JSON can say and nobody here can hold."""
+
+
+def unusable(error: BaseException | str) -> Refusal:
+    """The refusal of a request with such a value."""
     return Refusal(
-        f"The request holds a value that cannot be used: {error}. Integers have 64 bits, and texts are Unicode.",
+        f"The request holds a value that cannot be used: {error}. Integers have 64 bits, texts are Unicode, and lists "
+        "and objects are nested a few hundred levels deep at most.",
         code="invalid_value",
     )
 

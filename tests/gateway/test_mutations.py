@@ -127,15 +127,15 @@ VALUES: list[Any] = [
 ]
 
 
-def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     if path:
         yield path
     if isinstance(value, dict | list):
         for key in value if isinstance(value, dict) else range(len(value)):
-            yield from _places(value[key], (*path, key))
+            yield from places(value[key], (*path, key))
 
 
-def _with(body: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+def replaced(body: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
     changed = copy.deepcopy(body)
     at: Any = changed
     for key in path[:-1]:
@@ -151,10 +151,10 @@ def test_any_value_anywhere_is_read_or_refused(name: str) -> None:
     body = BODIES[name]
     dialect.parse(body, {})
     read = refused = 0
-    for number, path in enumerate(_places(body)):
+    for number, path in enumerate(places(body)):
         for value in VALUES:
             try:
-                request = dialect.parse(_with(body, path, value), {})
+                request = dialect.parse(replaced(body, path, value), {})
                 read += 1
                 used = settle(request.asked, Overrides(), RolloutMode.TRAIN, "r", 0)
                 params_for(used, choice=0, most_tokens=9, top_logprobs=0)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import aiohttp
 import pytest
 
 from tests.gateway.conftest import CALC, Site
+from tests.gateway.test_mutations import CHAT, COMPLETIONS, MESSAGES, RESPONSES, places, replaced
 
 USER: Any = {"role": "user", "content": "What is 2 + 3?"}
 BIG = 2**100
@@ -77,6 +79,30 @@ async def test_integers_beyond_64_bits_are_no_fault_of_the_process_for_large_req
     body = {**PATHS["/chat/completions"], **fields, "user": "x" * padding}
     code, text = await status(site, "/chat/completions", json.dumps(body).encode())
     assert code in (200, 400), text
+
+
+NESTED = {
+    "chat/completions": {k: v for k, v in CHAT.items() if k not in ("tool_choice", "response_format")},
+    "messages": {k: v for k, v in MESSAGES.items() if k not in ("tool_choice", "output_config")},
+    "responses": {k: v for k, v in RESPONSES.items() if k != "text"},
+    "completions": COMPLETIONS,
+}
+
+
+@pytest.mark.parametrize("depth", [90, 450, pytest.param(900, marks=pytest.mark.slow), 5_000])
+@pytest.mark.parametrize("path", NESTED)
+async def test_what_is_nested_deep_is_answered_or_refused_wherever_it_stands(site: Site, path: str, depth: int) -> None:
+    """Every function on a value's way may go as deep as the value: of the reader, of renderings, of what is stored."""
+    site.engine.script = lambda _prompt, _params: "yes"
+    body = {**NESTED[path], "model": "policy"}
+    deep = '[{"a": ' * (depth // 2) + "1" + "}]" * (depth // 2)
+    found = Counter[int]()
+    for place in places(body):
+        text = json.dumps(replaced(body, place, "DEEP")).replace('"DEEP"', deep)
+        code, answer = await status(site, f"/{path}", text.encode())
+        assert code in (200, 400), (place, answer[:300])
+        found[code] += 1
+    assert found[400]
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -163,7 +163,7 @@ class _Running:
             self._say_stop()
         answer = answer_of.decode(await self.process.receive())
         if isinstance(answer, Broken) and answer.is_request:
-            raise unusable(ValueError(answer.why))
+            raise unusable(answer.why)
         if isinstance(answer, Broken):
             logger.error("Work on a large request failed: %s", answer.why)
             raise Refusal(

@@ -11,7 +11,7 @@ import msgspec
 from agentlightning.errors import AgentLightningError, ModelError
 from agentlightning.gateway.dialects import DIALECTS
 from agentlightning.gateway.dialects.fields import check_strict, required
-from agentlightning.gateway.exchange import CallRequest, Refusal
+from agentlightning.gateway.exchange import UNUSABLE, CallRequest, Refusal
 from agentlightning.gateway.history.keys import MessageKeys
 from agentlightning.gateway.large.wire import (
     Answer,
@@ -105,7 +105,7 @@ def answer(question: Question, body: bytes | bytearray, stopped: Stopped) -> byt
         failure = Unloadable(str(error))
     except ModelError as error:
         failure = Impossible(str(error))
-    except (OverflowError, UnicodeError) as error:  # JSON can say what nobody here can hold
+    except UNUSABLE as error:
         failure = Broken(str(error), is_request=True)
     except Exception as error:  # the process lives on, and the gateway says what happened
         logger.exception("Work on a large request failed.")

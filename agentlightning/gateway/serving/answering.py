@@ -12,7 +12,7 @@ from agentlightning.errors import StoreError
 from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.dialects import Dialect
 from agentlightning.gateway.dialects.base import StreamWriter
-from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal, unusable
+from agentlightning.gateway.exchange import UNUSABLE, Answer, CallRequest, Choice, Delta, Refusal, unusable
 from agentlightning.gateway.large.wire import Measure
 from agentlightning.gateway.limits import in_background
 from agentlightning.gateway.sampling.planner import Arrival
@@ -180,7 +180,7 @@ def refusal_for(error: BaseException) -> Refusal:
         return error
     if isinstance(error, StoreError):
         return Refusal(f"The store does not answer: {error}", status=503, kind="server_error", code="store_unavailable")
-    if isinstance(error, OverflowError | UnicodeError):  # JSON can say what nobody here can hold
+    if isinstance(error, UNUSABLE):
         logger.info("A model call holds a value that cannot be used.", exc_info=error)
         return unusable(error)
     logger.error("Answering a model call failed.", exc_info=error)
