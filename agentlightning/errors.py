@@ -181,12 +181,15 @@ def in_words(error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The innermost frame that is the user's."""
+    place = own_line(error)
+    return f"\n(It came through {place}; AGL_DEBUG=1 shows the whole way.)" if place else ""
+
+
+def own_line(error: BaseException) -> str:
+    """The innermost line of the user's own that an error came through, as "FILE, line N"; empty if there is none."""
     from traceback import extract_tb
 
     from agentlightning.frames import is_own
 
     frames = [frame for frame in extract_tb(error.__traceback__) if is_own(frame.filename)]
-    if not frames:
-        return ""
-    return f"\n(It came through {frames[-1].filename}, line {frames[-1].lineno}; AGL_DEBUG=1 shows the whole way.)"
+    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""

@@ -9,6 +9,8 @@ from typing import Any
 from agentlightning.adapter.conversations import Conversation, conversations
 from agentlightning.arguments import explained_class
 from agentlightning.types import Span
+from agentlightning.types.names import CALL_ID
+from agentlightning.types.record import RolloutRecord
 
 
 @explained_class
@@ -33,6 +35,15 @@ class TraceToMessages:
     def to_jsonl(self, attempts: Sequence[Sequence[Span]]) -> str:
         """The conversations of several attempts, a line of JSON each."""
         return "".join(json.dumps(e, ensure_ascii=False) + "\n" for spans in attempts for e in self.adapt(spans))
+
+
+def policy_conversations(record: RolloutRecord, spans: Sequence[Span]) -> list[list[dict[str, Any]]]:
+    """The messages of each conversation with the policy in training, of the attempt that has these spans: without the
+    calls of judges and other models."""
+    others = {c.info.call_id for c in record.calls if not c.info.trained}
+    if len(others) < len(record.calls):
+        spans = [s for s in spans if s.attributes.get(CALL_ID) not in others]
+    return [one["messages"] for one in TraceToMessages().adapt(spans)]
 
 
 def _continues(later: Conversation, earlier: Conversation) -> bool:

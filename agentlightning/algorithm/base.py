@@ -22,6 +22,7 @@ from agentlightning.metrics import Reporter, Sink
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Dataset, NamedResources, ResourcesUpdate
 from agentlightning.types.finding import Finding
+from agentlightning.types.sibling import GroupReward
 
 
 @explained_class
@@ -103,6 +104,8 @@ class TrainingContext:
     """How many requests to the gateway belonged to no attempt, by why they were refused; it goes on counting."""
     selected_by: Mapping[str, str] = field(default_factory=dict)
     """The settings that choose which calls are trained, by name; none: all are."""
+    group_reward: GroupReward | None = None
+    """The agent's, which rewards the training rollouts of a task together."""
     objections: Objections = no_objections
     """Asked about the rollouts of the first step, before they are learned from."""
     open_calls: Callable[[str, str], int] = no_open_calls

@@ -24,6 +24,7 @@ from agentlightning.algorithm.parts.explore import Explore
 from agentlightning.algorithm.parts.gdpo import Decoupled
 from agentlightning.algorithm.parts.gradient_noise import GradientNoise
 from agentlightning.algorithm.parts.group_judge import GroupJudge
+from agentlightning.algorithm.parts.group_reward import GroupRewards
 from agentlightning.algorithm.parts.league import PLAYER, START, League, as_league
 from agentlightning.algorithm.parts.moving_baseline import BaselineKey, MovingBaseline
 from agentlightning.algorithm.parts.overlong import Overlong
@@ -48,6 +49,7 @@ PARTS: tuple[type[Part], ...] = (
     League,
     Checks,
     Replay,
+    GroupRewards,
     GroupJudge,
     Branches,
     Explore,

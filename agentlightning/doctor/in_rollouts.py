@@ -21,7 +21,7 @@ from agentlightning.doctor.evidence import Evidence
 from agentlightning.models import KNOWS, examples_first
 from agentlightning.types import Outcome
 from agentlightning.types.finding import Finding, note, problem, share, warning
-from agentlightning.types.names import OTHER_ENDPOINT
+from agentlightning.types.names import OTHER_ENDPOINT, REWARDED_LATER
 
 MANY, MOST = 0.2, 0.5
 """Shares of rollouts from which on something is worth a word, or stands in the way of training."""
@@ -248,7 +248,8 @@ def _rewarded_twice(rated: Sequence[Episode], evidence: Evidence) -> Iterator[Fi
     """Rollouts that end with two rewards that differ, of which only the last counts."""
     if evidence.settings.get("credit", "broadcast") != "broadcast":
         return  # each reward goes to the calls before it
-    twice = [(e, ends) for e in rated if len(set(ends := _last_rewards(e))) > 1]
+    by_itself = [e for e in rated if not e.rollout.metadata.get(REWARDED_LATER)]
+    twice = [(e, ends) for e in by_itself if len(set(ends := _last_rewards(e))) > 1]
     if twice and len(twice) >= MANY * len(rated):
         episode, ends = twice[-1]
         yield warning(

@@ -4,6 +4,11 @@ A worker is a script that imports that package and nothing of ours. `worker.py l
 line of JSON, those that the environment itself validates on with `"split": "validation"`. `worker.py run NAME` reads
 one of them on stdin, works on it, and prints as its last line `{"rewards": {name: number}}`, or `{"error": text}` where
 there is none. It finds its model in the usual variables.
+
+Where functions see the rollouts of a group together, the list begins with `{"rewards_groups": true}`. A task that comes
+with `"rewarded_later": true` is rewarded without them, and `group_state.json` in the working directory says what they
+are to be shown. `worker.py reward NAME` reads `{"task": …, "states": [...]}` and prints `{"group": [{name: number}]}`,
+what they give to each; of the total, what they add to it.
 """
 
 from __future__ import annotations
@@ -21,14 +26,20 @@ from typing import Any, ClassVar
 
 from agentlightning.emitter import emit_annotation, emit_reward
 from agentlightning.environments.base import Environment, Probe
-from agentlightning.errors import AgentError, ConfigError, ExecutorError
+from agentlightning.errors import AgentError, ConfigError, ExecutorError, RewardError
 from agentlightning.litagent import LitAgent
-from agentlightning.litagent.process import Captured, Limits, run_command
+from agentlightning.litagent.process import Captured, Finished, Limits, run_command
 from agentlightning.litagent.program import base_environment, endpoint_variables, first_llm
-from agentlightning.types import AttemptedRollout, NamedResources
+from agentlightning.types import LLM, AttemptedRollout, GroupReward, NamedResources, Sibling
+from agentlightning.types.names import REWARDED_LATER
 from agentlightning.types.reward import checked_reward
 
 _LIST_SECONDS = 300.0
+_STATE_FILE = "group_state.json"
+_STATE = "agentlightning.environment.group_state"
+"""On an annotation: what the functions of a group are shown of the rollout, as JSON."""
+_MOST_STATE = 4_000_000
+"""Bytes of it."""
 
 
 def module_path() -> str:
@@ -53,11 +64,18 @@ class ForeignEnvironment(Environment):
         self._settings = json.dumps(dict(settings))
         self._val = val_tasks
         self._listed: list[Any] | None = None
+        self._rewards_groups = False
         self.agent = _Worker(self)
 
     def command(self, what: str) -> list[str]:
         """The worker's, to list or to run."""
         return [self._python, str(self.worker), what, self.name, self._settings]
+
+    @property
+    def rewards_groups(self) -> bool:
+        """Whether rollouts of a task are rewarded together, too."""
+        self._split()
+        return self._rewards_groups
 
     def tasks(self) -> Sequence[Any]:
         return self._split()[0]
@@ -98,7 +116,10 @@ class ForeignEnvironment(Environment):
         if done.returncode != 0:
             missing = f" {self._python} needs  {self.install}" if "ModuleNotFoundError" in done.stderr else ""
             raise ConfigError(f"{self.scheme}: {self.name} cannot be loaded.{missing}\n{done.stderr.strip()[-800:]}")
-        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        listed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        if listed and "rewards_groups" in listed[0]:
+            self._rewards_groups = listed.pop(0)["rewards_groups"]
+        return listed
 
     async def probes(self, tasks: Sequence[Any]) -> AsyncIterator[Probe]:
         began = time.perf_counter()
@@ -124,40 +145,88 @@ class _Worker(LitAgent[Any]):
         if not isinstance(task, Mapping) or "id" not in task:
             raise ConfigError(f"A task of {self._environment.scheme}: has an id, and not {json.dumps(task)[:200]}.")
 
+    @property
+    def group_reward(self) -> GroupReward | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The environment's, where it rewards groups."""
+        return self._reward_group if self._environment.rewards_groups else None
+
     async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> None:
         llm = first_llm(resources)
         if llm is None:
             raise AgentError("The rollout's resources have no model.")
+        later = bool(rollout.metadata.get(REWARDED_LATER))
         captured, ended = Captured.empty(), None
         with tempfile.TemporaryDirectory(prefix="agl-environment-") as folder:
             try:
-                done = await run_command(
-                    self._environment.command("run"),
-                    folder=Path(folder),
-                    environment={**base_environment(), **endpoint_variables(llm), "PYTHONPATH": module_path()},
-                    stdin=json.dumps(task).encode(),
-                    limits=Limits(),
-                    captured=captured,
-                    adopting=True,
-                )
+                done = await self._run("run", {**task, "rewarded_later": later}, Path(folder), llm, captured)
                 ended = done.exit_code
             finally:
                 said = {"stdout": captured.stdout.text(), "stderr": captured.stderr.text()}
                 emit_annotation({"program": {"exit_code": ended, **said}})
-        rewards = self._rewards(done.stdout, done.stderr, done.exit_code)
+            rewards = self._rewards(self._printed(done, "rewards"))
+            state = Path(folder) / _STATE_FILE
+            if later and state.exists():
+                emit_annotation({_STATE: self._state(state)})
         emit_reward(rewards, self._key(rewards))
 
-    def _rewards(self, stdout: str, stderr: str, code: int) -> dict[str, float]:
-        """What the worker printed. Raises ExecutorError where that is no reward."""
-        last = next((line for line in reversed(stdout.splitlines()) if line.startswith("{")), "")
+    async def _run(
+        self, what: str, given: Any, folder: Path, llm: LLM | None = None, captured: Captured | None = None
+    ) -> Finished:
+        """Let the worker do something with what it reads."""
+        variables = endpoint_variables(llm) if llm else {}
+        return await run_command(
+            self._environment.command(what),
+            folder=folder,
+            environment={**base_environment(), **variables, "PYTHONPATH": module_path()},
+            stdin=json.dumps(given).encode(),
+            limits=Limits(),
+            captured=captured or Captured.empty(),
+            adopting=True,
+        )
+
+    def _state(self, file: Path) -> str:
+        if file.stat().st_size > _MOST_STATE:
+            raise ExecutorError(
+                f"{self._environment.name} shows more than {_MOST_STATE:,} bytes of a rollout to its group."
+            )
+        return file.read_text()
+
+    async def _reward_group(self, siblings: Sequence[Sibling]) -> list[Mapping[str, float]]:
+        """What its functions of groups give to each, added to what it has earned by itself."""
+        kept = [[span.attributes[_STATE] for span in s.spans if _STATE in span.attributes] for s in siblings]
+        if not all(kept):
+            raise ExecutorError("A rollout was recorded without what the functions of its group are shown of it.")
+        given = {"task": siblings[0].task, "states": [json.loads(str(states[-1])) for states in kept]}
+        with tempfile.TemporaryDirectory(prefix="agl-environment-") as folder:
+            found = self._printed(await self._run("reward", given, Path(folder)), "group")
+        pairs = zip(siblings, map(self._rewards, found), strict=True)
+        return [self._together(sibling.rewards, added) for sibling, added in pairs]
+
+    def _together(self, own: Mapping[str, float], added: Mapping[str, float]) -> dict[str, float]:
+        total = next(iter(added))
+        whole = {**own, **added, total: own.get(total, 0.0) + added[total]}
+        key = self._key({total: whole[total], **whole})
+        return {key: whole[key], **whole}
+
+    def _printed(self, done: Finished, what: str) -> Any:
+        """What the worker printed under this name. Raises ExecutorError where it printed none."""
+        last = next((line for line in reversed(done.stdout.splitlines()) if line.startswith("{")), "")
         try:
-            found = json.loads(last) if code == 0 else {}
+            found = json.loads(last) if done.exit_code == 0 else {}
             if "error" in found:
                 raise ExecutorError(f"{self._environment.name} has no reward: {found['error']}")
-            return {name: checked_reward(value) for name, value in found["rewards"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError):
-            said = stderr.strip()[-800:]
-            raise ExecutorError(f"{self._environment.name} ended with exit code {code} and no reward. {said}") from None
+            return found[what]
+        except (ValueError, KeyError, TypeError):
+            said = done.stderr.strip()[-800:]
+            raise ExecutorError(
+                f"{self._environment.name} ended with exit code {done.exit_code} and no reward. {said}"
+            ) from None
+
+    def _rewards(self, printed: Any) -> dict[str, float]:
+        try:
+            return {name: checked_reward(value) for name, value in printed.items()}
+        except (RewardError, AttributeError):
+            raise ExecutorError(f"{self._environment.name} printed what is no reward: {printed!r:.200}") from None
 
     def _key(self, rewards: Mapping[str, float]) -> str:
         """The name of the number that trains."""

@@ -13,6 +13,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.litagent.litagent import LitAgent, RolloutResult
 from agentlightning.litagent.resources import GivenResources
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, PromptTemplate, ProxyLLM, Resource
+from agentlightning.types.sibling import GroupReward
 
 Function = Callable[..., Any]
 
@@ -38,8 +39,15 @@ class FunctionAgent(LitAgent[Any]):
     the rollout; any other name is looked up in the resources. A parameter with another default than None is left alone.
     """
 
-    def __init__(self, function: Function, *, trained_agents: str | None = None, strip_proxy: bool = True) -> None:
-        super().__init__(trained_agents=trained_agents)
+    def __init__(
+        self,
+        function: Function,
+        *,
+        trained_agents: str | None = None,
+        group_reward: GroupReward | None = None,
+        strip_proxy: bool = True,
+    ) -> None:
+        super().__init__(trained_agents=trained_agents, group_reward=group_reward)
         self._strips = strip_proxy
         if isinstance(function, type):
             raise ConfigError(
@@ -150,9 +158,13 @@ def _parameters(function: Function) -> tuple[tuple[str, ...], tuple[str, ...]]:
 @overload
 def rollout(function: Function) -> FunctionAgent: ...
 @overload
-def rollout(*, trained_agents: str | None = None) -> Callable[[Function], FunctionAgent]: ...
+def rollout(
+    *, trained_agents: str | None = None, group_reward: GroupReward | None = None
+) -> Callable[[Function], FunctionAgent]: ...
 @explained
-def rollout(function: Function | None = None, *, trained_agents: str | None = None) -> Any:
+def rollout(
+    function: Function | None = None, *, trained_agents: str | None = None, group_reward: GroupReward | None = None
+) -> Any:
     """Make an agent from a function, sync or async, that does one task and returns its reward.
 
         @agl.rollout
@@ -166,10 +178,10 @@ def rollout(function: Function | None = None, *, trained_agents: str | None = No
     a finite number, or None after `emit_reward`. The function stays callable.
 
     `trained_agents` is a regular expression: where an agent is made of several, only calls of those it names train.
+    `group_reward` rewards the training rollouts of a task together: see `LitAgent.group_reward`.
     """
-    if function is None:
-        return functools.partial(FunctionAgent, trained_agents=trained_agents)
-    return FunctionAgent(function, trained_agents=trained_agents)
+    made = functools.partial(FunctionAgent, trained_agents=trained_agents, group_reward=group_reward)
+    return made if function is None else made(function)
 
 
 @overload

@@ -11,6 +11,7 @@ from agentlightning.arguments import explained
 from agentlightning.errors import ConfigError
 from agentlightning.keys import ALL_SCOPES
 from agentlightning.types import AttemptedRollout, NamedResources, RolloutMode, Span, Triplet
+from agentlightning.types.sibling import GroupReward
 
 T = TypeVar("T")
 _METHODS = ("rollout", "training_rollout", "validation_rollout")
@@ -31,14 +32,22 @@ class LitAgent(Generic[T]):
     environment: Mapping[str, Any] | None = None
     """Where it is an environment's: what `load_environment` was given, as `spec`, `agent` and `options`."""
 
+    group_reward: GroupReward | None = None
+    """Rewards the training rollouts of a task together, when all of them have finished: a function or a method of a
+    list of `Sibling`s that returns one reward for each. Its rewards replace those that the rollouts gave themselves."""
+
     @explained
-    def __init__(self, *, trained_agents: str | None = None) -> None:
+    def __init__(self, *, trained_agents: str | None = None, group_reward: GroupReward | None = None) -> None:
         try:
             re.compile(trained_agents or "")
         except re.error as error:
             raise ConfigError(f"trained_agents is no regular expression: {error}. Escape the character.") from None
         if trained_agents is not None:
             self.trained_agents = trained_agents
+        if group_reward is not None:
+            if not callable(group_reward):
+                raise ConfigError(f"group_reward is {group_reward!r:.60}; give a function of a list of siblings.")
+            self.group_reward = group_reward
 
     no_reward: ClassVar[str] = (
         "The agent returned None and emitted no reward. Return a number from the agent, "

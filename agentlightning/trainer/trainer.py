@@ -235,8 +235,8 @@ class Trainer(GivenByName):
         check_each(sink=self.sinks)
         self._spent: Mapping[str, Spent] = {}
         """What was asked of other providers before a model process died."""
-        self._trained_agents: str | None = None
-        """What the agent says of which agents are trained, while `fit` runs."""
+        self._agent = LitAgent[Any]()
+        """The one that `fit` was given, while it runs."""
         if self.algorithm.serial:
             self.n_runners = self.concurrency = 1
 
@@ -296,7 +296,7 @@ class Trainer(GivenByName):
         refuse_while_loading()
         needless = val_dataset is None and isinstance(self.algorithm, TrainingSettings) and not self.algorithm.samples
         agent = LitAgent() if agent is None and (needless or self.strategy.runs_no_agent) else as_agent(agent)
-        self._trained_agents = agent.trained_agents
+        self._agent = agent
         current_trainer.set(self)
         if self.strategy.role == "runner":
             return await be_a_runner(self, agent)
@@ -372,6 +372,7 @@ class Trainer(GivenByName):
                 backend=served.backend if served else None,
                 refused_requests=gateway.refused_requests if gateway else {},
                 selected_by=spec.selection if (spec := self._spec()) else {},
+                group_reward=self._agent.group_reward,
                 objections=objections,
                 open_calls=served.gateway.open_calls if served else no_open_calls,
                 resume_from=self.resume_from,
@@ -530,7 +531,7 @@ class Trainer(GivenByName):
 
     def _spec(self) -> PolicySpec | None:
         """The algorithm's policy, trained on what the agent says; a resumed run begins with its checkpoint."""
-        spec = self.algorithm.policy and with_trained_agents(self.algorithm.policy, self._trained_agents)
+        spec = self.algorithm.policy and with_trained_agents(self.algorithm.policy, self._agent.trained_agents)
         if spec is not None and (matched := getattr(self.adapter, "agent_match", None)):
             spec = with_trained_agents(spec, matched, "The adapter says agent_match")
         if spec is None or self.resume_from is None:

@@ -26,6 +26,7 @@ from agentlightning.types.rollout import (
     Worker,
 )
 from agentlightning.types.run import Run, RunEvent, RunEventKind, RunStatus
+from agentlightning.types.sibling import GroupReward, Sibling
 from agentlightning.types.span import Attributes, Event, Link, OtelResource, Span, SpanContext, SpanStatus
 from agentlightning.types.status import (
     ATTEMPT_TRANSITIONS,
@@ -59,6 +60,7 @@ __all__ = [
     "Divergence",
     "EnqueueRolloutRequest",
     "Event",
+    "GroupReward",
     "Hook",
     "Link",
     "NamedResources",
@@ -82,6 +84,7 @@ __all__ = [
     "RunEventKind",
     "RunStatus",
     "Segment",
+    "Sibling",
     "Span",
     "SpanContext",
     "SpanStatus",

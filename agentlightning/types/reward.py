@@ -206,6 +206,16 @@ class GivenReward:
     """Whether it names the model call that it is for."""
 
 
+def whole_parts(spans: Iterable[Span]) -> dict[str, float]:
+    """The parts, by name, of the last reward that an attempt as a whole was given for everybody; {} without one."""
+    found = [
+        one
+        for one in find_reward_spans(spans)
+        if not one.attributes.get(REWARD_AGENT) and not names_call(one.attributes)
+    ]
+    return get_rewards(found[-1]) if found else {}
+
+
 def given_reward(attributes: Attributes, weights: Mapping[str, float] | None = None) -> GivenReward | None:
     """The reward in a span's attributes, in today's form (`in_one_form`); None if there is none.
 

@@ -14,6 +14,7 @@ from agentlightning.environments.foreign import ForeignEnvironment
 from agentlightning.environments.inspect import InspectEnvironment
 from agentlightning.environments.verifiers import VerifiersEnvironment
 from agentlightning.errors import AgentError, ConfigError, ExecutorError
+from agentlightning.types import Span
 from tests.environments.interpreters import interpreter
 from tests.environments.model import Answer, answering, attempted
 
@@ -327,8 +328,12 @@ def load_environment(first=1, together=False, broken=False, failing=False):
     async def short(completion):
         return float(len(completion[-1]["content"]) < 10)
 
-    def compared(completions):
-        return [1.0 for _ in completions]
+    def compared(completions, answers, states):
+        assert len({*answers}) == 1 and all(state["prompt"] for state in states)
+        if broken:
+            raise RuntimeError("the comparison broke")
+        lengths = [len(completion[-1]["content"]) for completion in completions]
+        return [float(sum(other > length for other in lengths)) for length in lengths]
 
     class Failing(vf.SingleTurnEnv):
         async def rollout(self, *given, **others):
@@ -379,7 +384,6 @@ async def test_with_the_first_api_of_verifiers(
     with pytest.raises(ExecutorError, match="another one now"):
         await earned(made(first=2), made().tasks()[0], doubled, monkeypatch)
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"together": True}, "rewards the rollouts of a group together"),
         ({"harness": "bash"}, "harness is for tasksets"),
         ({"runtime": "docker"}, "runtime is for tasksets"),
         ({"unknown": 1}, "unknown"),
@@ -388,6 +392,52 @@ async def test_with_the_first_api_of_verifiers(
     for given, words in refused:
         with pytest.raises(ConfigError, match=words):
             made(**given).tasks()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_functions_of_groups_of_the_first_api(
+    first_verifiers_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each function runs once: those of one rollout in its process, those of a group when all have finished."""
+    write_tasksets(tmp_path, monkeypatch, asked_sums=ROWS)
+    env = VerifiersEnvironment("asked-sums", python=first_verifiers_python, arguments={"together": True})
+    plain = VerifiersEnvironment("asked-sums", python=first_verifiers_python)
+    assert plain.agent.group_reward is None
+    alone, own = {"right": 1.0, "short": 0.0, "num_turns": 1.0}, list[Any]()
+    assert await earned(env, env.tasks()[0], doubled, monkeypatch) == (
+        {"reward": 2.0, **alone, "compared": 0.0},
+        "reward",
+    )
+
+    said = ["It is 2, I think.", "2", "No idea at all."]
+    kept = list[Any]()
+    monkeypatch.setattr("agentlightning.environments.foreign.emit_annotation", kept.append)
+    monkeypatch.setattr("agentlightning.environments.foreign.emit_reward", lambda *given: own.append(given))
+    task, siblings = env.tasks()[0], list[agl.Sibling]()
+    for text in said:
+        rollout = attempted(task)
+        rollout = rollout.model_copy(update={"metadata": {"rewarded_later": True}})
+        with answering(lambda _, text=text: text) as llm:
+            await env.agent.rollout_async(task, {"main": llm}, rollout)
+        spans = [Span.from_attributes(name="a", attributes=kept[-1], rollout_id="r", attempt_id="a")]
+        siblings.append(agl.Sibling(rollout=rollout, conversations=(), rewards=own[-1][0], spans=spans))
+    assert [rewards["reward"] for rewards, _ in own] == [2.0, 2.5, 0.0]
+    assert not any("compared" in rewards for rewards, _ in own)
+    function = env.agent.group_reward
+    assert function is not None
+    found = await function(siblings)  # pyright: ignore[reportGeneralTypeIssues]
+    assert [(next(iter(one)), one["reward"], one["compared"]) for one in found] == [
+        ("reward", 2.0, 0.0),
+        ("reward", 4.5, 2.0),
+        ("reward", 1.0, 1.0),
+    ]
+    assert [(one["right"], one["short"]) for one in found] == [(1.0, 0.0), (1.0, 1.0), (0.0, 0.0)]
+    broken = VerifiersEnvironment(
+        "asked-sums", python=first_verifiers_python, arguments={"together": True, "broken": True}
+    )
+    with pytest.raises(ExecutorError, match="the comparison broke"):
+        await broken.agent.group_reward(siblings)  # pyright: ignore[reportOptionalCall, reportGeneralTypeIssues]
 
 
 EXECUTED = "executes what the model writes"

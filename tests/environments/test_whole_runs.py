@@ -59,6 +59,11 @@ def first_verifiers(folder: Path) -> list[str]:
     return ["--env", "verifiers:asked-sums", *options(tasks=3, val_tasks=1, python=python)]
 
 
+def groups_of_verifiers(folder: Path) -> list[str]:
+    """A rubric that compares the rollouts of a task."""
+    return [*first_verifiers(folder), "--env-option", 'arguments={"together": true}']
+
+
 def harbor(folder: Path) -> list[str]:
     """In bubblewrap, with a program of the task's own as the agent."""
     engine_or_skip("bubblewrap")
@@ -84,6 +89,7 @@ REWARDS = {
     inspect: "reward/includes",
     verifiers: "reward/right",
     first_verifiers: "reward/right",
+    groups_of_verifiers: "reward/compared",
     harbor: "reward/reward",
 }
 """A column of the metrics that each has."""
@@ -103,7 +109,7 @@ def test_a_whole_run(scheme: Scheme, tmp_path: Path) -> None:
     assert [row["failed"] for row in steps] == [0, 0]
     assert steps[-1]["val_reward"] is not None
     assert all(row["tokens"] > 0 and REWARDS[scheme] in row for row in steps)
-    if scheme is verifiers:  # by the length of what is said, which differs
+    if scheme in (verifiers, groups_of_verifiers):  # by the length of what is said, which differs
         assert sum(row["updates"] for row in steps) > 0
     judged = agl(tmp_path, "eval", "run", "--trust")
     assert "Gain on the same tasks" in judged

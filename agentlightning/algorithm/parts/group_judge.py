@@ -24,7 +24,7 @@ import msgspec
 from annotated_types import Ge, Le
 from pydantic import PositiveFloat, PositiveInt
 
-from agentlightning.adapter.messages import TraceToMessages
+from agentlightning.adapter.messages import policy_conversations
 from agentlightning.algorithm.episode import Sampled
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.algorithm.prompts.comparison import RUBRIC, Answers, Scored, messages_of, read_scores, schema_of
@@ -38,15 +38,15 @@ from agentlightning.algorithm.prompts.critic import (
     ask,
 )
 from agentlightning.algorithm.records import ByName, refuse_other_kinds, refuse_out_of_bounds, value_of
-from agentlightning.algorithm.sampling.rollouts import Stopped
+from agentlightning.algorithm.sampling.rollouts import mask_as_judge_error, unless_stopped
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import ConfigError, JudgeError
 from agentlightning.gateway.routing.spending import TokenPrice, Usage
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Outcome, Span
-from agentlightning.types.names import ANNOTATION, CALL_ID, JUDGED, MESSAGE_BODY, REWARD_AGENT, REWARDED_LATER
+from agentlightning.types.names import ANNOTATION, JUDGED, MESSAGE_BODY, REWARDED_LATER
 from agentlightning.types.record import RolloutRecord
-from agentlightning.types.reward import find_reward_spans, get_rewards, names_call, reward_attributes
+from agentlightning.types.reward import reward_attributes, whole_parts
 
 KEY = "AGL_JUDGE_KEY"
 """The environment variable with the endpoint's key."""
@@ -295,10 +295,7 @@ async def conversation_of(store: LightningStore, record: RolloutRecord) -> list[
 
 
 def _conversation(record: RolloutRecord, spans: Sequence[Span]) -> list[str]:
-    others = {c.info.call_id for c in record.calls if not c.info.trained}
-    if len(others) < len(record.calls):
-        spans = [s for s in spans if s.attributes.get(CALL_ID) not in others]
-    return [_said(m) for one in TraceToMessages().adapt(spans) for m in one["messages"]] or ["(no model was asked)"]
+    return [_said(m) for one in policy_conversations(record, spans) for m in one] or ["(no model was asked)"]
 
 
 def seed_of(seed: int, records: Sequence[RolloutRecord]) -> str:
@@ -345,17 +342,9 @@ class _Judging(RunHooks):
         """Do it with a judge. Raises Stopped as soon as the user stops: what has no verdict yet gets one when the run
         goes on."""
         judge = Judge(self._part, self._critic(), self._without)
-        doing = asyncio.create_task(work(judge))
-        stopping = asyncio.create_task(self._run.context.stop.wait())
         try:
-            await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not doing.done():
-                raise Stopped
-            doing.result()
+            await unless_stopped(self._run.context.stop, work(judge))
         finally:
-            for task in (doing, stopping):
-                task.cancel()
-            await asyncio.gather(doing, stopping, return_exceptions=True)
             self._tokens, self._cost = self._tokens + judge.tokens, self._cost + judge.cost
             await judge.close()
 
@@ -372,7 +361,8 @@ class _Judging(RunHooks):
         spans = [(await self._store.query_spans(r.rollout.rollout_id, "latest")).items for r in good]
         before = [s for of_one in spans for s in of_one if JUDGED in s.attributes]
         if not good or before:
-            await self._mask(good, before[0].attributes.get(f"{ATTRIBUTES}.masked") if before else None)
+            if why := before[0].attributes.get(f"{ATTRIBUTES}.masked") if before else None:
+                await mask_as_judge_error(self._store, good, str(why))
             return
         shown = [_conversation(record, of_one) for record, of_one in zip(good, spans, strict=True)]
         verdict = await judge.verdict(shown, seed_of(self._run.settings.seed, good))
@@ -382,7 +372,8 @@ class _Judging(RunHooks):
         if verdict.scores:  # at once: a group is judged or it is not, whenever the process dies
             pairs = zip(good, verdict.scores, strict=True)
             await self._store.add_many_spans([self._span(record, verdict, scored) for record, scored in pairs])
-        await self._mask(good, verdict.masked)
+        if verdict.masked:
+            await mask_as_judge_error(self._store, good, verdict.masked)
 
     def _span(self, record: RolloutRecord, verdict: GroupVerdict, scored: Scored) -> Span:
         """What the judge said of a rollout, with its reward unless the group is left out."""
@@ -398,22 +389,9 @@ class _Judging(RunHooks):
             attempt_id=record.attempt.attempt_id,
         )
 
-    async def _mask(self, records: Sequence[RolloutRecord], why: str | None) -> None:
-        """Let a group teach nothing; None: leave it."""
-        for record in records if why else ():
-            assert record.attempt is not None
-            await self._store.update_attempt(
-                record.rollout.rollout_id, record.attempt.attempt_id, outcome=Outcome.JUDGE_ERROR, error=why
-            )
-
     def _reward(self, record: RolloutRecord, score: float) -> dict[str, Any]:
         """The score as the rollout's reward, or as one more part of the reward that it has."""
-        whole = [
-            s
-            for s in find_reward_spans(record.spans)
-            if not s.attributes.get(REWARD_AGENT) and not names_call(s.attributes)
-        ]
-        parts = get_rewards(whole[-1]) if whole else {}
+        parts = whole_parts(record.spans)
         name = self._part.part
         if parts and not self._run.settings.reward_weights.get(name):
             self._warn_once(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from agentlightning.algorithm.base import TrainingContext
@@ -13,13 +13,38 @@ from agentlightning.algorithm.measures import of_validation
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.stall import StallRule, watch_for_stalls
 from agentlightning.errors import NotFoundError, StoreError
-from agentlightning.types import FINISHED_ROLLOUT, Dataset, EnqueueRolloutRequest, RolloutMode, RolloutStatus
+from agentlightning.store.base import LightningStore
+from agentlightning.types import FINISHED_ROLLOUT, Dataset, EnqueueRolloutRequest, Outcome, RolloutMode, RolloutStatus
+from agentlightning.types.record import RolloutRecord
 
 STATUS_SECONDS = 1.0
 
 
 class Stopped(Exception):
     """The user asked to stop; rollouts that were under way are cancelled."""
+
+
+async def unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Do some work. Raises Stopped as soon as the user stops, and gives up what is not done."""
+    doing, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise Stopped
+        doing.result()
+    finally:
+        for task in (doing, stopping):
+            task.cancel()
+        await asyncio.gather(doing, stopping, return_exceptions=True)
+
+
+async def mask_as_judge_error(store: LightningStore, records: Sequence[RolloutRecord], why: str) -> None:
+    """Let these rollouts teach nothing, since what rewards them failed."""
+    for record in records:
+        assert record.attempt is not None
+        await store.update_attempt(
+            record.rollout.rollout_id, record.attempt.attempt_id, outcome=Outcome.JUDGE_ERROR, error=why
+        )
 
 
 async def enqueue(context: TrainingContext, requests: Sequence[EnqueueRolloutRequest]) -> list[str]:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
 import json
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 TOTAL = "reward"
@@ -29,9 +31,23 @@ def load(name: str, given: dict[str, Any]) -> Any:
         if not hasattr(made, "max_turns"):
             raise SystemExit(f"max_turns: {type(made).__name__} has none.")
         made.max_turns = given["max_turns"]
-    if getattr(made, "requires_group_rollouts", False):
-        raise SystemExit(f"{name} rewards the rollouts of a group together; rewards of one rollout are taken.")
+    if getattr(made, "requires_group_rollouts", False) and not rewards_groups(made):
+        raise SystemExit(f"{name} rewards the rollouts of a group in a way of its own; functions of groups are taken.")
     return made
+
+
+def rewards_groups(environment: Any) -> bool:
+    """Whether its rubrics have functions that see the rollouts of a group together."""
+    return any(rubric._is_group_func(one) for rubric in rubrics(environment) for one in rubric.funcs)
+
+
+def leave(environment: Any, *, of_groups: bool) -> None:
+    """Leave only the functions of groups in its rubrics, or only the others."""
+    for rubric in rubrics(environment):
+        pairs = zip(rubric.funcs, rubric.weights, strict=True)
+        left = [(one, weight) for one, weight in pairs if rubric._is_group_func(one) == of_groups]
+        rubric.funcs[:] = [one for one, _ in left]
+        rubric.weights[:] = [weight for _, weight in left]
 
 
 def rubrics(environment: Any) -> list[Any]:
@@ -82,6 +98,7 @@ def key_of(row: dict[str, Any]) -> str:
 
 
 def listed(environment: Any, given: dict[str, Any]) -> None:
+    print(json.dumps({"rewards_groups": rewards_groups(environment)}))  # noqa: T201
     for name, row in rows(environment, given).items():
         prompt = row["prompt"]
         said = prompt if isinstance(prompt, str) else prompt[-1].get("content") or ""
@@ -89,26 +106,97 @@ def listed(environment: Any, given: dict[str, Any]) -> None:
         print(json.dumps(known))  # noqa: T201
 
 
+def found_row(environment: Any, given: dict[str, Any], wanted: dict[str, Any]) -> Any:
+    """The row of a task; a text that says why there is none."""
+    row = rows(environment, given).get(wanted["id"])
+    if row is None:
+        return f"the environment has no task {wanted['id']} any more"
+    if wanted.get("key", key_of(row)) != key_of(row):
+        return f"task {wanted['id']} is another one now than when tasks were listed: its order must stay"
+    return row
+
+
 async def run(environment: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Work on a task. One whose group is rewarded later has the rewards that are of itself, and what the group's
+    functions will be shown of it lies in a file."""
     from verifiers.types import ClientConfig
 
     wanted = json.load(sys.stdin)
-    row = rows(environment, given).get(wanted["id"])
-    if row is None:
-        return {"error": f"the environment has no task {wanted['id']} any more"}
-    if wanted.get("key", key_of(row)) != key_of(row):
-        return {"error": f"task {wanted['id']} is another one now than when tasks were listed: its order must stay"}
+    row = found_row(environment, given, wanted)
+    if isinstance(row, str):
+        return {"error": row}
     client = ClientConfig(api_base_url=os.environ["OPENAI_BASE_URL"], api_key_var="OPENAI_API_KEY", max_retries=0)
-    failed = watched(environment)
+    grouped = rewards_groups(environment)
+    later = grouped and wanted.get("rewarded_later", False)
+    if later:
+        leave(environment, of_groups=False)
+    failed, states = watched(environment), scored(environment)
     # A retry of the rollout would be a second conversation in the same attempt.
-    done = await environment.run_rollout(
-        row, client, os.environ["OPENAI_MODEL"], environment.sampling_args, max_retries=0
-    )
+    how = (client, os.environ["OPENAI_MODEL"], environment.sampling_args)
+    if grouped:
+        [done] = await environment.run_group([row], *how, max_retries=0)
+    else:
+        done = await environment.run_rollout(row, *how, max_retries=0)
     if done.get("error"):
         return {"error": str(done["error"].get("error_chain_repr") or done["error"])}
     if failed:
         return {"error": "; ".join(failed)}
-    metrics = {name: value for name, value in (done.get("metrics") or {}).items() if name != TOTAL}
-    if done.get("reward") is None:
+    if later:
+        keep_for_group(states[-1])
+    elif done.get("reward") is None:
         return {"error": "its rubric gives no reward"}
-    return {"rewards": {TOTAL: done["reward"], **metrics}}
+    metrics = {name: value for name, value in (done.get("metrics") or {}).items() if name != TOTAL}
+    return {"rewards": {TOTAL: done.get("reward") or 0.0, **metrics}}
+
+
+STATE_FILE = "group_state.json"
+"""In the working directory of an attempt: what functions of groups are shown of it."""
+_LIVE = frozenset({"client", "input", "model", "sampling_args", "tool_defs", "timing", "usage_tracker"})
+"""Of a state: what is gone with the process of its rollout, or would not fit in a record of it."""
+
+
+def scored(environment: Any) -> list[Any]:
+    """The states that its rubric scores from now on."""
+    states, score = list[Any](), environment.rubric.score_group
+
+    async def kept(some: Any) -> None:
+        states.extend(some)
+        await score(some)
+
+    environment.rubric.score_group = kept
+    return states
+
+
+def keep_for_group(state: Any) -> None:
+    """Write down what of a state is data: its messages, and what the environment put there and JSON can hold."""
+    found: dict[str, Any] = {}
+    turns = [
+        {k: v for k, v in turn.items() if k not in ("response", "tokens")} for turn in state.get("trajectory") or ()
+    ]
+    for key, value in {**state, "trajectory": turns}.items():
+        with contextlib.suppress(TypeError, ValueError, AttributeError):
+            found |= {} if key in _LIVE else {key: json.loads(json.dumps(value, default=plain))}
+    with open(STATE_FILE, "w") as file:
+        json.dump(found, file)
+
+
+def plain(value: Any) -> Any:
+    """A message, or another record, as JSON has it."""
+    return dict(value) if isinstance(value, Mapping) else value.model_dump()
+
+
+async def reward(environment: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """What the functions of groups give to the rollouts of a task."""
+    from verifiers.types import State
+
+    wanted = json.load(sys.stdin)
+    row = found_row(environment, given, wanted["task"])
+    if isinstance(row, str):
+        return {"error": row}
+    leave(environment, of_groups=True)
+    failed = watched(environment)
+    states = [State({**one, "input": dict(row), "reward": 0.0, "metrics": {}}) for one in wanted["states"]]
+    await environment.rubric.score_group(states)
+    if failed:
+        return {"error": "; ".join(failed)}
+    return {"group": [{TOTAL: one["reward"], **one["metrics"]} for one in states]}

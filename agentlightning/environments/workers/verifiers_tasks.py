@@ -131,4 +131,5 @@ if __name__ == "__main__":
     if what == "list":
         api.listed(api.load(name, given), given)
     else:
-        print("\n" + json.dumps(asyncio.run(api.run(api.load(name, given), given))))  # noqa: T201
+        work = getattr(api, what)
+        print("\n" + json.dumps(asyncio.run(work(api.load(name, given), given))))  # noqa: T201
