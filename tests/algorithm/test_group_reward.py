@@ -112,7 +112,9 @@ async def test_a_method_of_an_agents_class_does_it_too(tmp_path: Path) -> None:
         async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> None:
             await say(resources["main_llm"])
 
-        def group_reward(self, siblings: Sequence[agl.Sibling]) -> list[float]:
+        def group_reward(  # pyright: ignore[reportIncompatibleVariableOverride]
+            self, siblings: Sequence[agl.Sibling]
+        ) -> list[float]:
             return by_length(siblings)
 
     episodes, (row,), _ = await trained(tmp_path, Agent())

@@ -426,7 +426,7 @@ async def test_functions_of_groups_of_the_first_api(
     assert not any("compared" in rewards for rewards, _ in own)
     function = env.agent.group_reward
     assert function is not None
-    found = await function(siblings)  # pyright: ignore[reportGeneralTypeIssues]
+    found: list[Any] = await function(siblings)  # pyright: ignore[reportGeneralTypeIssues, reportAssignmentType]
     assert [(next(iter(one)), one["reward"], one["compared"]) for one in found] == [
         ("reward", 2.0, 0.0),
         ("reward", 4.5, 2.0),
