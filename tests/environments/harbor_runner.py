@@ -2,7 +2,7 @@
 """Harbor's own runner on a task, in an environment of ours that is a container of podman.
 
 `python harbor_runner.py TASK AGENT FOLDER OPTION…` prints the rewards as JSON. It runs where Harbor is installed, and
-imports nothing of this package.
+imports nothing of this package. With `--its-own-podman` as the only option it takes Harbor's own environment.
 """
 
 from __future__ import annotations
@@ -87,12 +87,14 @@ class Podman(BaseEnvironment):
 
 
 async def main(task: str, agent: str, folder: str) -> None:
+    ours = {"import_path": f"{Path(__file__).stem}:Podman"}
+    environment = {"type": "podman"} if OPTIONS == ["--its-own-podman"] else ours
     config = TrialConfig.model_validate(
         {
             "task": {"path": task},
             "trials_dir": folder,
             "agent": {"name": agent},
-            "environment": {"import_path": f"{Path(__file__).stem}:Podman"},
+            "environment": environment,
         }
     )
     trial = await Trial.create(config)

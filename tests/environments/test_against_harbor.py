@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from agentlightning.environments.harbor import HarborEnvironment
+from tests.environments.compose_tasks import composes, write_two_services
 from tests.environments.harbor_tasks import FIVE, OPTIONS, engine_or_skip, five_tasks, write_task
 from tests.environments.interpreters import interpreter
 
@@ -45,17 +46,17 @@ def harbor() -> str:
     return interpreter("HARBOR_PYTHON", (f"harbor=={VERSION}",), tuple(newer_pythons()))
 
 
-def theirs(harbor: str, task: Path, agent: str, folder: Path) -> dict[str, float] | None:
+def theirs(harbor: str, task: Path, agent: str, folder: Path, *options: str) -> dict[str, float] | None:
     """The rewards that Harbor gives; None where its trial has none."""
-    command = [harbor, str(RUNNER), str(task), agent, str(folder), *OPTIONS]
+    command = [harbor, str(RUNNER), str(task), agent, str(folder), *(options or OPTIONS)]
     environment = {**os.environ, "HARBOR_TELEMETRY": "off"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return json.loads(done.stdout.splitlines()[-1])["rewards"]
 
 
-def ours(task: Path, agent: str) -> float | None:
+def ours(task: Path, agent: str, **options: Any) -> float | None:
     """The reward that trains here; None where there is none."""
-    env = HarborEnvironment(str(task), **engine_or_skip("podman"))
+    env = HarborEnvironment(str(task), **(options or engine_or_skip("podman")))
 
     async def probes() -> dict[str, Any]:
         return {probe.by: probe.reward async for probe in env.probes(env.tasks())}
@@ -78,3 +79,16 @@ def test_what_verifiers_write(harbor: str, kind: str, tmp_path: Path) -> None:
     task = write_task(tmp_path / "task", test=WRONG[kind])
     found = theirs(harbor, task, "oracle", tmp_path / "trials")
     assert ours(task, "oracle") == (None if found is None else found["reward"])
+
+
+@pytest.mark.parametrize("agent", ["oracle", "nop"])
+def test_several_containers(harbor: str, agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Harbor's own environment of podman, which needs a newer podman-compose than Debian 12 has."""
+    if (why := composes()) is not None:
+        pytest.skip(why)
+    python = interpreter("PODMAN_COMPOSE_PYTHON", ("podman-compose==1.6.0",), (sys.executable,))
+    monkeypatch.setenv("PATH", f"{Path(python).parent}:{os.environ['PATH']}")
+    task = write_two_services(tmp_path / "task")
+    found = theirs(harbor, task, agent, tmp_path / "trials", "--its-own-podman")
+    assert found is not None
+    assert ours(task, agent, engine="podman") == found["reward"] == float(agent == "oracle")

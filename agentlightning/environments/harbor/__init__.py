@@ -1,7 +1,9 @@
 """`harbor:PATH`: tasks in Harbor's format, which are read here without Harbor itself.
 
 format      a task's folder and its task.toml           trial         one attempt: set up, let the agent work, verify
-boxes       what a task runs in: a container, a sandbox environment   the environment: tasks, agent, probes
+compose     a task's services, checked (compose_keys)   environment   the environment: tasks, agent, probes
+boxes       what a task runs in, and a sandbox of it    containers    a container as a box
+project     several containers, one of them the box     engines       which of these a task gets
 """
 
 from agentlightning.environments.harbor.environment import HarborEnvironment

@@ -12,12 +12,15 @@ from typing import Any
 
 from agentlightning.emitter import emit_annotation, emit_reward
 from agentlightning.environments.base import Environment, Probe
-from agentlightning.environments.harbor.boxes import Box, check_engine, endpoint_inside
+from agentlightning.environments.harbor.boxes import Box, endpoint_inside
+from agentlightning.environments.harbor.engines import check_engine
 from agentlightning.environments.harbor.format import HarborTask, Stage, find_tasks, read_task
+from agentlightning.environments.harbor.project import find_compose
 from agentlightning.environments.harbor.trial import (
     TrialSettings,
     Verified,
     Worker,
+    composition_of,
     do_nothing,
     run_trial,
     shown_command,
@@ -84,10 +87,16 @@ class HarborEnvironment(Environment):
         return self._settings
 
     def tasks(self) -> Sequence[Any]:
-        return [_task(read_task(folder)) for folder in self._folders]
+        return [self._task(read_task(folder)) for folder in self._folders]
 
     def val_tasks(self) -> Sequence[Any]:
-        return [_task(read_task(folder)) for folder in self._val]
+        return [self._task(read_task(folder)) for folder in self._val]
+
+    def _task(self, read: HarborTask) -> Any:
+        """A task as an agent is given it. Raises ConfigError where its services are refused, before anything runs."""
+        if composition_of(read, self._settings) is not None:
+            find_compose(self._settings.engine)
+        return {"name": read.name, "path": str(read.folder), "prompt": read.stages[0].instruction}
 
     async def probes(self, tasks: Sequence[Any]) -> AsyncIterator[Probe]:
         for task in (read_task(Path(one["path"])) for one in tasks):
@@ -166,7 +175,7 @@ class _HarborAgent(LitAgent[Any]):
         elif llm is None:
             raise AgentError("The rollout's resources have no model for the agent.")
         else:
-            worker = partial(self._work, dict(task), llm, read)
+            worker = partial(self._work, dict(task), llm)
         program = self._known.program if self._known else (self._command[0] if self._command else "")
         found = await run_trial(
             read,
@@ -179,11 +188,9 @@ class _HarborAgent(LitAgent[Any]):
         emit_reward(found.rewards, self._environment.main_key(found))
         return None
 
-    async def _work(
-        self, task: Mapping[str, Any], llm: LLM, read: HarborTask, box: Box, stage: Stage, captured: Captured
-    ) -> int:
+    async def _work(self, task: Mapping[str, Any], llm: LLM, box: Box, stage: Stage, captured: Captured) -> int:
         environment = endpoint_variables(llm)
-        if self._environment.settings.engine != "bubblewrap" and read.file.environment.network == "no-network":
+        if box.has_endpoint_inside:
             environment = endpoint_inside(environment)
         if self._known is not None:
             environment |= {name: with_llm(value, llm) for name, value in self._known.environment.items()}
@@ -208,11 +215,6 @@ class _HarborAgent(LitAgent[Any]):
         done = await box.shell(f"timeout {_INSTALL_SECONDS:g} {self._known.install}", user=0)
         if done.exit_code != 0:
             raise ExecutorError(f"{needs}\nThat failed: {done.stderr.strip()[-500:]}")
-
-
-def _task(read: HarborTask) -> Any:
-    """A task as an agent is given it."""
-    return {"name": read.name, "path": str(read.folder), "prompt": read.stages[0].instruction}
 
 
 def _words(given: Sequence[str] | str) -> Sequence[str]:

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, C
 
 from agentlightning.errors import ConfigError
 
-TASK_FILE, INSTRUCTION_FILE = "task.toml", "instruction.md"
+TASK_FILE, INSTRUCTION_FILE, COMPOSE_FILE = "task.toml", "instruction.md", "docker-compose.yaml"
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B?", re.IGNORECASE)
 _MEGABYTES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
@@ -221,6 +221,12 @@ class HarborTask:
     def name(self) -> str:
         return self.file.task.name if self.file.task else self.folder.name
 
+    @property
+    def compose(self) -> Path | None:
+        """The file with its services, where it has several containers."""
+        file = self.folder / "environment" / COMPOSE_FILE
+        return file if file.is_file() or file.is_symlink() else None
+
 
 def read_task(folder: Path) -> HarborTask:
     """The task in a folder. Raises ConfigError that names the file and the key where it cannot be done here."""
@@ -237,8 +243,10 @@ def read_task(folder: Path) -> HarborTask:
     for name, section in {"environment": file.environment, **networks}.items():
         if section.network_mode == "allowlist":
             raise ConfigError(f"{path}: {name}.network_mode: a list of hosts that may be reached is not kept here.")
-    if (folder / "environment" / "docker-compose.yaml").is_file():
-        raise ConfigError(f"{folder}: environment/docker-compose.yaml: several containers are not started here.")
+    if (folder / "tests" / COMPOSE_FILE).is_file() and any(
+        one.separate for one in (file.verifier, *(step.verifier for step in file.steps))
+    ):
+        raise ConfigError(f"{folder}: tests/{COMPOSE_FILE}: a verifier apart has one container here.")
     if (folder / "trajectory.json").is_file():
         raise ConfigError(f"{folder}: trajectory.json: an agent does not begin with an earlier trajectory here.")
     return HarborTask(folder, file, tuple(_stages(folder, file)))

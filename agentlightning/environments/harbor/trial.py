@@ -18,9 +18,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from agentlightning.environments.harbor.boxes import Box, BoxRequest, open_box
+from agentlightning.environments.harbor.boxes import Box, BoxRequest
+from agentlightning.environments.harbor.compose import Composition, read_composition
+from agentlightning.environments.harbor.engines import open_box
 from agentlightning.environments.harbor.format import EnvironmentSection, HarborTask, Healthcheck, Stage, resolved
-from agentlightning.errors import ExecutorError
+from agentlightning.errors import ConfigError, ExecutorError
 from agentlightning.litagent.process import Captured
 from agentlightning.types.reward import checked_reward
 
@@ -66,7 +68,12 @@ async def run_trial(
     section = task.file.environment
     variables = resolved(section.env, f"{task.folder}: environment.env", settings.variables)
     request = BoxRequest(
-        section=section, build=task.folder / "environment", environment=variables, endpoint=endpoint, uses=uses
+        section=section,
+        build=task.folder / "environment",
+        environment=variables,
+        endpoint=endpoint,
+        uses=uses,
+        composition=composition_of(task, settings),
     )
     found = Verified()
     async with open_box(settings.engine, request, settings.arguments) as box:
@@ -87,6 +94,22 @@ async def run_trial(
         for name in names
     }
     return found
+
+
+def composition_of(task: HarborTask, settings: TrialSettings) -> Composition | None:
+    """The services of a task, None where it has one container. Raises ConfigError for what is refused of them."""
+    if task.compose is None:
+        return None
+    if settings.engine == "bubblewrap":
+        raise ConfigError(f"{task.compose}: several containers need engine=podman or engine=docker, not bubblewrap.")
+    if settings.arguments:
+        raise ConfigError(
+            f"container_options are for {settings.engine} run, which {task.compose} is not started by: say there what "
+            "its services need."
+        )
+    section = task.file.environment
+    variables = resolved(section.env, f"{task.folder}: environment.env", settings.variables)
+    return read_composition(task.compose.parent, section, variables, settings.variables)
 
 
 async def _prepare(box: Box, stage: Stage) -> None:

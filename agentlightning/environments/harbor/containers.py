@@ -1,0 +1,221 @@
+"""Containers of podman and docker, each a box."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from agentlightning.environments.harbor.boxes import PLACES, Box, BoxRequest, exported, last_words
+from agentlightning.environments.harbor.compose import ImageRecipe
+from agentlightning.errors import ConfigError, ExecutorError
+from agentlightning.litagent.bubblewrap import INSIDE, Passage
+from agentlightning.litagent.process import MARK, Captured, Finished, Limits, run_command
+from agentlightning.types.ids import random_hex
+
+LONGEST_SECONDS = 86_400
+"""After so long a container ends by itself: one that a killed run left behind does not stay."""
+STAYS = f"trap exit TERM; sleep {LONGEST_SECONDS} & wait"
+"""A line of shell that a container of a box runs meanwhile."""
+UNLIMITED = Limits(file_bytes=None)
+"""Of a command that writes files of the engine."""
+_building: dict[str, asyncio.Lock] = {}
+
+
+@asynccontextmanager
+async def open_container(engine: str, request: BoxRequest, arguments: Sequence[str]) -> AsyncIterator[Box]:
+    """A container of its own, with these further arguments of the engine's `run`."""
+    section = request.section
+    image = section.docker_image or await _image_of(engine, request)
+    name = f"agl-harbor-{random_hex(8)}"
+    limits = [f"--cpus={section.cpus:g}"] if section.cpus else []
+    limits += [f"--memory={section.memory_mb}m"] if section.memory_mb else []
+    network = "none" if section.network == "no-network" else "host"
+    stays = ["--entrypoint", "sh", image, "-c", STAYS]
+    run = ["run", "--detach", "--rm", "--name", name, "--network", network, *limits, *arguments, *stays]
+    try:
+        await call_engine(engine, run, "start a container", seconds=section.build_timeout_sec)
+        inside = request.endpoint if network == "none" else None
+        async with passage(engine, name, inside):
+            yield await prepared_box(engine, name, request, has_endpoint_inside=inside is not None)
+    finally:
+        await asyncio.shield(_removed(engine, name))
+
+
+async def _removed(engine: str, name: str) -> None:
+    now = ["--time", "0"] if engine == "podman" else []
+    with suppress(ExecutorError):
+        await call_engine(engine, ["rm", "--force", *now, name], "remove a container", seconds=60.0)
+
+
+async def prepared_box(engine: str, name: str, request: BoxRequest, *, has_endpoint_inside: bool) -> Box:
+    """A running container as a box, with its folders."""
+    box = ContainerBox(engine, name, request.environment)
+    box.workdir = request.section.workdir or (await box.run(["pwd"])).stdout.strip() or "/"
+    box.has_endpoint_inside = has_endpoint_inside
+    made = shlex.join([*PLACES, box.workdir])
+    await box.shell(f"mkdir -p {made} && chmod 777 /logs /logs/*", user="0")
+    return box
+
+
+async def _image_of(engine: str, request: BoxRequest) -> str:
+    """The image of a Dockerfile, built once for what lies beside it."""
+    if not (request.build / "Dockerfile").is_file():
+        raise ConfigError(f"{request.build} has no Dockerfile, and task.toml no environment.docker_image.")
+    recipe = ImageRecipe(request.build, request.build / "Dockerfile")
+    return await built_image(engine, recipe, request.section.build_timeout_sec)
+
+
+async def built_image(engine: str, recipe: ImageRecipe, limit: float) -> str:
+    """The image of a recipe, built once for the same files and the same that it is given."""
+    given = [word for name, value in sorted(recipe.arguments.items()) for word in ("--build-arg", f"{name}={value}")]
+    given += ["--target", recipe.target] if recipe.target else []
+    if recipe.dockerfile != recipe.context / "Dockerfile":
+        given += ["--file", str(recipe.dockerfile)]
+    digest = await asyncio.to_thread(_digest, recipe.context)
+    if given:
+        text = recipe.dockerfile.read_bytes()
+        digest = hashlib.sha256("\0".join([digest, *given]).encode() + text).hexdigest()[:24]
+    tag = f"agl-harbor-{digest}"
+    async with _building.setdefault(tag, asyncio.Lock()):
+        if (await call_engine(engine, ["image", "inspect", tag], "look for an image", fails=True)).exit_code != 0:
+            build = ["build", "--quiet", "--tag", tag, *given, str(recipe.context)]
+            await call_engine(engine, build, f"build {recipe.context}", seconds=limit)
+    return tag
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(f for f in folder.rglob("*") if f.is_file()):
+        digest.update(f"{file.relative_to(folder)}\0{os.access(file, os.X_OK)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+async def call_engine(
+    engine: str, arguments: Sequence[str], what: str, *, seconds: float = 60.0, fails: bool = False
+) -> Finished:
+    """A command of the engine. Raises ExecutorError with its last lines where it fails, unless that says something."""
+    captured = Captured.empty()
+    try:
+        async with asyncio.timeout(seconds):
+            finished = await run_command(
+                [engine, *arguments],
+                folder=Path("/"),
+                environment=client_environment(),
+                limits=UNLIMITED,
+                captured=captured,
+            )
+    except TimeoutError:
+        raise ExecutorError(f"{engine} took more than {seconds:g} s to {what}.") from None
+    if finished.exit_code != 0 and not fails:
+        raise ExecutorError(f"{engine} could not {what}: {last_words(finished.stderr or finished.stdout)}")
+    return finished
+
+
+def client_environment() -> dict[str, str]:
+    """What the engine's client sees of our environment."""
+    known = ("PATH", "HOME", "USER", "XDG_RUNTIME_DIR", "XDG_DATA_HOME", "DOCKER_HOST", "DOCKER_CONFIG", "TMPDIR")
+    return {name: os.environ[name] for name in known if name in os.environ}
+
+
+@asynccontextmanager
+async def passage(engine: str, name: str, endpoint: str | None) -> AsyncIterator[None]:
+    """The model's endpoint in a container that has no network, on its own loopback."""
+    if endpoint is None:
+        yield
+        return
+    found = await call_engine(engine, ["inspect", "--format", "{{.State.Pid}}", name], "find a container")
+    address = urlsplit(endpoint)
+    assert address.hostname is not None
+    port = str(address.port or 80)
+    enter = ["nsenter", "--net", "--target", found.stdout.strip()]
+    if os.geteuid() != 0:
+        enter = ["podman", "unshare", *enter] if engine == "podman" else ["sudo", "--non-interactive", *enter]
+    with tempfile.TemporaryDirectory(prefix="agl-gateway-") as folder:
+        server = await asyncio.start_unix_server(Passage(address.hostname, int(port)), f"{folder}/gateway")
+        relay = [sys.executable, "-I", "-S", str(INSIDE), "-", "/", f"{folder}/gateway", port]
+        command = [*enter, *relay, "sh", "-c", "echo there; exec sleep infinity"]
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True
+        )
+        try:
+            assert process.stdout is not None
+            if await process.stdout.readline() != b"there\n":
+                said = (await process.communicate())[1].decode(errors="replace")
+                raise ExecutorError(
+                    f"The model cannot be reached from a container with a network of its own here: {last_words(said)}. "
+                    "Entering that network needs root, or podman without root."
+                )
+            yield
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, 9)
+            await asyncio.shield(process.wait())
+            server.close()
+
+
+class ContainerBox(Box):
+    """A container that runs."""
+
+    workdir = ""
+
+    def __init__(self, engine: str, name: str, environment: Mapping[str, str]) -> None:
+        self._engine, self._name, self._environment = engine, name, environment
+
+    async def run(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        user: str | int | None = None,
+        captured: Captured | None = None,
+    ) -> Finished:
+        hidden, inside = exported({**self._environment, **(environment or {})}, command)
+        names = [argument for name in hidden for argument in ("--env", name)]
+        who = [] if user is None else ["--user", str(user)]
+        where = ["--workdir", self.workdir] if self.workdir else []
+        mark = f"agl-{random_hex(8)}"
+        # What it leaves running holds no file open that we wait for, and is ended with the container.
+        call = [self._engine, "exec", *where, *who, *names, "--env", f"{MARK}={mark}", self._name, *inside]
+        try:
+            return await run_command(
+                call,
+                folder=Path("/"),
+                environment={**client_environment(), **hidden},
+                limits=Limits(),
+                captured=captured,
+            )
+        except BaseException:  # the client is gone, and what it had started is not
+            await asyncio.shield(self._end(mark))
+            raise
+
+    async def _end(self, mark: str) -> None:
+        """End what a command has started, which its client's end does not."""
+        script = (
+            "for place in /proc/[0-9]*; do tr '\\0' '\\n' < $place/environ 2>/dev/null | "
+            f"grep -qx {MARK}={mark} && kill -9 ${{place#/proc/}}; done; true"
+        )
+        with suppress(ExecutorError):
+            await call_engine(self._engine, ["exec", "--user", "0", self._name, "sh", "-c", script], "end a command")
+
+    async def put(self, folder: Path, place: str) -> None:
+        await call_engine(
+            self._engine, ["exec", "--user", "0", self._name, "mkdir", "-p", place], "make a folder in a container"
+        )
+        await call_engine(self._engine, ["cp", f"{folder}/.", f"{self._name}:{place}"], "copy files into a container")
+
+    async def fetch(self, place: str, to: Path) -> bool:
+        there = await call_engine(
+            self._engine, ["exec", "--user", "0", self._name, "test", "-e", place], "look", fails=True
+        )
+        if there.exit_code != 0:
+            return False
+        await call_engine(self._engine, ["cp", f"{self._name}:{place}", str(to)], "copy files out of a container")
+        return True
