@@ -389,3 +389,26 @@ def as_number(value: Any) -> str:
         return f" Write {value} as {float(value[:-1].replace(',', '.')) / 100:g}."
     decimal = isinstance(value, str) and re.fullmatch(r"[-+]?\d+,\d+", value)
     return f" A number has a point here: {value.replace(',', '.')}." if decimal else ""
+
+
+_VALIDATORS_WORDS = (
+    (r"^value error, ", ""),
+    (r"^input should be a valid integer.*", "it must be a whole number"),
+    (r"^input should be a valid (number|decimal).*", "it must be a number"),
+    (r"^input should be a valid boolean.*", "it must be true or false"),
+    (r"^input should be a valid string", "it must be a text"),
+    (r"^input should be (a valid )?", "it must be "),
+    (r"\bgreater than or equal to\b", "at least"),
+    (r"\bless than or equal to\b", "at most"),
+    (r"\bgreater than\b", "above"),
+    (r"\bless than\b", "below"),
+    (r"\bdictionary\b", "dict"),
+)
+"""What pydantic says of a value, and how it is said here."""
+
+
+def of_validator(said: str) -> str:
+    """What pydantic says of a value, in the words that all other values are refused in."""
+    for theirs, ours in _VALIDATORS_WORDS:
+        said = re.sub(theirs, ours, said, flags=re.IGNORECASE)
+    return said[:1].lower() + said[1:]

@@ -157,6 +157,18 @@ def answer(command: str) -> str:
         (f"{TRAIN} --model llama3.2:1b", "a name of Ollama's"),
         ("show runs", "The latest run in it is runs/first."),
         ("demo clac", "There is no example 'clac'"),
+        (f"{TRAIN} --timeout 5m", "it is '5m'; it must be a number. Seconds for one attempt"),
+        (f"{TRAIN} --timeout 0,5", "A number has a point here: 0.5. Seconds"),
+        (f"{TRAIN} --steps x", "it is 'x'; it must be a whole number. Training steps"),
+        (f"{TRAIN} --n-runners 0", "it is '0'; it must be at least 1. Runners"),
+        (f"{TRAIN} --isolation docker", "'--isolation': 'docker' is not one of"),
+        (f"{TRAIN} --tasks tasks.jsonl", "--tasks is given twice: leave one out."),
+        ("compare a b --metric x --metric y", "--metric is given twice"),
+        ("train --dataset tasks.jsonl", "(Possible options: --tasks)"),
+        ("train --eval-data tasks.jsonl", "(Possible options: --val-tasks)"),
+        ("models calc", "agl models takes options alone."),
+        ("env check gym:x y", "agl env check takes ENV; what holds blanks stands in quotes."),
+        ("store runs/store.db", "agl store --path runs/store.db"),
     ],
 )
 @pytest.mark.usefixtures("folder")
