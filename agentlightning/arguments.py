@@ -1,7 +1,8 @@
 """Arguments that do not exist or are missing, and what was probably meant.
 
 `GivenByName` is for classes whose settings are keyword arguments, `explained` for other functions and methods,
-`explained_class` for other classes; they cost nothing where the arguments are right.
+`explained_class` for other classes; they cost nothing where the arguments are right. `of_its_kinds` also looks at what
+the arguments are.
 """
 
 from __future__ import annotations
@@ -10,12 +11,27 @@ import difflib
 import functools
 import inspect
 import re
+import reprlib
 from abc import ABCMeta
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, TypeVar
+from numbers import Integral, Real
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from agentlightning.errors import ConfigError
+from agentlightning.errors import ConfigError, KindError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -175,9 +191,98 @@ T = TypeVar("T", bound=type)
 
 
 def explained_class(cls: T) -> T:
-    """The class, whose makers are told by ConfigError which argument they meant or forgot."""
-    setattr(cls, "__init__", explained(cls.__init__))  # noqa: B010 - a class's own, which checkers do not let be set
+    """The class, whose makers are told by ConfigError which argument they meant or forgot, and of a data class, which
+    is of another kind than its field."""
+    made: Callable[..., None] = explained(cls.__init__)
+    checked = of_its_kinds(made) if hasattr(cls, "__dataclass_fields__") else made
+    setattr(cls, "__init__", checked)  # noqa: B010 - a class's own, which checkers do not let be set
     return cls
+
+
+_CALLED: Mapping[Any, tuple[Any, str]] = {
+    bool: (bool, "True or False"),
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    str: (str, "a text"),
+    Path: (Path, "a path"),
+    Sequence: (Sequence, "a list"),
+    list: (Sequence, "a list"),
+    Mapping: (Mapping, "a dict"),
+    Callable: (Callable, "a function"),
+    BaseException: (BaseException, "an exception"),
+}
+"""By the kind that a hint names: what is one, and what it is called."""
+
+
+def of_its_kinds(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, whose callers are told by KindError of an argument of another kind than its hint says."""
+    signature = inspect.signature(function)
+    parts = function.__qualname__.split(".")
+    what = parts[-2] if parts[-1] == "__init__" else parts[-1]
+    hints: dict[str, Any] = {}
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            return function(*args, **kwargs)  # which says what is missing or too much
+        if not hints:  # only now are all names of its module known
+            hints.update(get_type_hints(function))
+        check_kinds(what, given, hints)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def check_kinds(what: str, given: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    """Raises KindError for the first value of another kind than its hint says; hints that say more are left alone."""
+    for name, value in given.items():
+        kinds = _kinds(hints[name]) if name in hints else []
+        if not kinds or any(_fits(value, kind) for kind in kinds):
+            continue
+        named = " or ".join(dict.fromkeys(_called(kind) for kind in kinds if kind is not NoneType))
+        unset = " (or None)" if NoneType in kinds else ""
+        said = f"{name} of {what} is {reprlib.repr(value)}; it must be {named}{unset}."
+        raise KindError(said + (as_number(value) if {int, float} & {*kinds} else ""))
+
+
+def _kinds(hint: Any) -> Sequence[Any]:
+    """The kinds of a hint, one of which a value must be of; none where not all of them are known."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return kinds if all(map(_is_known, kinds)) else ()
+
+
+def _is_known(kind: Any) -> bool:
+    a_record = hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__struct_fields__")
+    return a_record or kind in (NoneType, *_CALLED) or get_origin(kind) in _ORIGINS
+
+
+_ORIGINS = {get_origin(Sequence[int]), get_origin(Mapping[int, int]), get_origin(Callable[..., Any]), list}
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether it is of the kind, and so is what is in it."""
+    if kind is NoneType or value is None:
+        return kind is NoneType and value is None
+    types, parts = _CALLED.get(get_origin(kind) or kind, (kind, ""))[0], get_args(kind)
+    if not isinstance(value, types) or (kind in (int, float) and type(value) is bool):
+        return False
+    if types is Sequence and isinstance(value, str | bytes):
+        return False
+    if not parts or types not in (Sequence, Mapping):
+        return True
+    inner, each = _kinds(parts[-1]), [*value.values()] if isinstance(value, Mapping) else [*value]
+    return not inner or all(any(_fits(one, of) for of in inner) for one in each)
+
+
+def _called(kind: Any) -> str:
+    origin, parts = get_origin(kind) or kind, get_args(kind)
+    if origin not in _CALLED:
+        return f"agl.{kind.__name__}(…)"
+    inner = _kinds(parts[-1]) if parts and origin is not Callable else []
+    of = " or ".join(f"{_called(one).removeprefix('a ')}s" for one in inner if one is not NoneType)
+    return f"{_CALLED[origin][1]}{f' of {of}' if of else ''}"
 
 
 def _explain(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -190,7 +295,9 @@ def _explain(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     refuse_unknown(what, (), kwargs, [p.name for p in parameters], None, noun="argument")
     by_position = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     if len(args) > len(by_position):
-        takes = f"{len(by_position)} arguments without a name ({', '.join(by_position)})" if by_position else "none"
+        if not by_position:
+            refuse_unknown(what, args, (), [p.name for p in parameters], None)
+        takes = f"{len(by_position)} arguments without a name ({', '.join(by_position)})"
         raise ConfigError(f"{what} was given {len(args)} arguments without a name, and takes {takes}.")
     refuse_missing(what, {*kwargs, *by_position[: len(args)]}, parameters, {})
 
@@ -278,7 +385,30 @@ class SettingsGroup:
 
 def as_number(value: Any) -> str:
     """How a number is written that a person would read in a text; nothing for another value."""
-    if isinstance(value, str) and re.fullmatch(r"\d+(?:[.,]\d+)?%", value):
+    if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(?:[.,]\d+)?%", value):
         return f" Write {value} as {float(value[:-1].replace(',', '.')) / 100:g}."
-    decimal = isinstance(value, str) and re.fullmatch(r"\d+,\d+", value)
+    decimal = isinstance(value, str) and re.fullmatch(r"[-+]?\d+,\d+", value)
     return f" A number has a point here: {value.replace(',', '.')}." if decimal else ""
+
+
+_VALIDATORS_WORDS = (
+    (r"^value error, ", ""),
+    (r"^input should be a valid integer.*", "it must be a whole number"),
+    (r"^input should be a valid (number|decimal).*", "it must be a number"),
+    (r"^input should be a valid boolean.*", "it must be true or false"),
+    (r"^input should be a valid string", "it must be a text"),
+    (r"^input should be (a valid )?", "it must be "),
+    (r"\bgreater than or equal to\b", "at least"),
+    (r"\bless than or equal to\b", "at most"),
+    (r"\bgreater than\b", "above"),
+    (r"\bless than\b", "below"),
+    (r"\bdictionary\b", "dict"),
+)
+"""What pydantic says of a value, and how it is said here."""
+
+
+def of_validator(said: str) -> str:
+    """What pydantic says of a value, in the words that all other values are refused in."""
+    for theirs, ours in _VALIDATORS_WORDS:
+        said = re.sub(theirs, ours, said, flags=re.IGNORECASE)
+    return said[:1].lower() + said[1:]

@@ -28,6 +28,9 @@ _TURNS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067
 class Console(rich.console.Console):
     """Rich's, for texts that others wrote. What it adds itself, colours and moves of the cursor, stays."""
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(emoji=False, **settings)  # `:fire:` in a path or an answer is what somebody wrote
+
     def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(encodable(safe(segment.text), self.encoding), segment.style)

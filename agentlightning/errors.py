@@ -2,6 +2,7 @@
 
 AgentLightningError
 ├── ConfigError      a setting is wrong, unknown or unused
+│   ├── KindError            an argument is of another kind than is taken; a TypeError too
 │   ├── VariableError        an environment variable says what it cannot mean; a ValueError too
 │   └── GraderRefused        a grader of the fine-tuning API cannot be honoured; it names the field
 ├── ModelError       a model cannot be loaded, rendered, or sampled from
@@ -47,6 +48,10 @@ class ConfigError(AgentLightningError):
 
 class VariableError(ConfigError, ValueError):
     """An environment variable says what it cannot mean."""
+
+
+class KindError(ConfigError, TypeError):
+    """An argument is of another kind than is taken."""
 
 
 class GraderRefused(ConfigError):

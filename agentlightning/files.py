@@ -5,12 +5,13 @@ What a run writes is its owner's alone, whatever the umask: it holds what agents
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -26,6 +27,19 @@ except ImportError:  # Windows has no advisory locks of this kind; there nothing
 
 
 UMASK = "AGL_UMASK"
+
+
+def meant_by(path: Path, endings: Collection[str] = ()) -> str:
+    """The file or folder that is there and was probably meant, as a question; nothing where none is like it.
+
+    With `endings` only files that end so are looked at.
+    """
+    places = sorted(path.parent.iterdir(), key=lambda p: p.suffix == path.suffix) if path.parent.is_dir() else []
+    by_stem = {
+        place.stem: place for place in places if not endings or place.suffix in endings
+    }  # endings alone are alike in many files
+    like = difflib.get_close_matches(path.stem, by_stem, n=1, cutoff=0.7)
+    return f" Did you mean {by_stem[like[0]]}?" if like else ""
 
 
 def _allowed(most: int) -> int:

@@ -227,8 +227,10 @@ def latest_checkpoint(run_dir: Path) -> Path:
 def _where_they_are(folder: Path) -> str:
     """What to give instead of a folder without a checkpoint."""
     place = folder if folder.is_dir() else folder.parent
+    if list_checkpoints(place):
+        return f"'{folder.name}' is none of the run's: give its folder, {place}."
     if not folder.is_dir():
-        missing = f"The folder '{folder}' is not there."
+        missing = f"'{folder}' is a file." if folder.exists() else f"The folder '{folder}' is not there."
     elif (folder / RUN_FILE).is_file():
         return "The run stopped before its first checkpoint was saved. Start it again without --resume."
     else:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 from agentlightning.cli.options import EnvironmentOptions, ProgramOptions, value_in
 from agentlightning.environments import Environment, load_environment
 from agentlightning.errors import ConfigError
+from agentlightning.files import meant_by
 from agentlightning.litagent import Kubernetes, LitAgent, Program
 from agentlightning.litagent.known_agents import KNOWN_AGENTS, KnownAgent
 from agentlightning.litagent.placeholders import split
@@ -42,7 +43,8 @@ def find_agent(reference: str, options: ProgramOptions | None = None) -> LitAgen
         _check_command(reference, here=not isinstance(given.get("isolation"), Kubernetes))
         return Program(reference, **given)
     if not Path(file).expanduser().is_file():
-        raise ConfigError(f"There is no file '{file}' with an agent. Give file.py:name, or a command.")
+        meant = meant_by(Path(file).expanduser())
+        raise ConfigError(f"There is no file '{file}' with an agent.{meant} Give file.py:name, or a command.")
     if given:
         raise ConfigError(f"--{next(iter(given)).replace('_', '-')} is for programs, and {reference} is a function.")
     return load_agent(reference)

@@ -13,6 +13,7 @@ from inspect import Parameter, Signature
 from typing import Any, ClassVar, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from agentlightning.errors import ConfigError
 
@@ -40,6 +41,18 @@ class Command(Options):
     """Whether an option that takes NAME=VALUE may be given twice for the same name."""
 
 
+class _EachOnce(TyperCommand):
+    """A command that refuses an option given twice, where only the last would count."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        order = self.make_parser(ctx).parse_args(args=[*args])[2] if args else []
+        for one in order:
+            a_value = one.opts[0].startswith("-") and not getattr(one, "is_flag", False) and not one.multiple
+            if a_value and order.count(one) > 1:
+                raise ConfigError(f"{one.opts[0]} is given twice: leave one out.")
+        return super().parse_args(ctx, args)
+
+
 def add(app: typer.Typer, kind: type[Command], panel: str | None) -> None:
     """Let the application have the command, in a panel of its help."""
 
@@ -55,7 +68,7 @@ def add(app: typer.Typer, kind: type[Command], panel: str | None) -> None:
     vars(called)["__signature__"] = Signature(parameters)
     called.__annotations__ = {one.name: one.annotation for one in parameters}
     called.__name__, called.__doc__ = kind.command.replace("-", "_"), kind.__doc__
-    app.command(kind.command, epilog=kind.epilog, rich_help_panel=panel)(called)
+    app.command(kind.command, cls=_EachOnce, epilog=kind.epilog, rich_help_panel=panel)(called)
 
 
 def _check(kind: type[Command], given: Mapping[str, Any], invocation: typer.Context) -> None:

@@ -17,6 +17,8 @@ from agentlightning.arguments import FEW, nearest
 from agentlightning.cli.options import BackendOptions, value_in
 from agentlightning.cli.trust import code_in, require_trust
 from agentlightning.errors import ConfigError
+from agentlightning.files import meant_by
+from agentlightning.trainer.live import RUN_FILE
 from agentlightning.trainer.provenance import TASKS_FILE, VAL_TASKS_FILE
 
 _NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
@@ -76,8 +78,7 @@ def backend_settings(given: BackendOptions) -> dict[str, Any]:
 
 def read_config(file: Path) -> Mapping[str, Any]:
     """Settings by name from JSON, YAML or TOML, told by the file's ending."""
-    if not file.is_file():
-        raise ConfigError(f"There is no file '{file}' with settings.")
+    _check_file(file)
     try:
         found = _parse(file)
     except ValueError as error:
@@ -90,6 +91,14 @@ def read_config(file: Path) -> Mapping[str, Any]:
         return of_a_run(found)
     _refuse_other_names(file, found)
     return found
+
+
+def _check_file(file: Path) -> None:
+    """Raises ConfigError where there is no file of settings."""
+    if (of_a_run := file / RUN_FILE).is_file():
+        raise ConfigError(f"'{file}' is the folder of a run. Its settings are in {of_a_run}: --config {of_a_run}")
+    if not file.is_file():
+        raise ConfigError(f"There is no file '{file}' with settings.{meant_by(file)}")
 
 
 def _refuse_other_names(file: Path, found: Mapping[str, Any]) -> None:
@@ -150,7 +159,9 @@ def of_data(
     if tasks is not None:
         raise ConfigError("--data has the conversations to learn, --tasks what an agent is run on: give one of them.")
     if algorithm is not None and algorithm.lower() != "sft":
-        raise ConfigError(f"--data has conversations, which only SFT learns; {algorithm} learns from --tasks.")
+        pairs = ", or, with --set source=pairs, preferences in --tasks" if algorithm.lower() == "dpo" else ""
+        learns = f"{algorithm} learns what an --agent does on --tasks{pairs}"
+        raise ConfigError(f"--data has conversations, which only SFT learns; {learns}.")
     return "SFT", data, ["source=chats", *settings]
 
 
@@ -168,10 +179,9 @@ class RepeatedRun(NamedTuple):
 
 def run_of_config(config: Path | None) -> RepeatedRun:
     """The run whose `run.json` is given as `--config`; nothing is known of other files of settings."""
-    if config is not None and not config.is_file():
-        raise ConfigError(f"There is no file '{config}' with settings.")
     if config is None:
         return RepeatedRun()
+    _check_file(config)
     read_config(config)  # what is wrong with the file is said before what is missing besides
     about = _parse(config)
     if not is_of_a_run(about):
@@ -184,7 +194,12 @@ def run_of_config(config: Path | None) -> RepeatedRun:
 
 def _parse(file: Path) -> Any:
     if file.suffix == ".json":
-        return json.loads(file.read_text())
+        text = file.read_text()
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            comma = ". A comma stands before a bracket that closes: take it out" if re.search(r",\s*[]}]", text) else ""
+            raise ValueError(f"{error}{comma}") from error
     if file.suffix == ".toml":
         return tomllib.loads(file.read_text())
     if file.suffix not in (".yaml", ".yml"):
@@ -202,7 +217,9 @@ def _parse(file: Path) -> Any:
         return yaml.load(file.read_text(), Loader)
     except yaml.YAMLError as error:
         tab = ". Indent with blanks: YAML takes no tabs" if r"'\t'" in str(error) else ""
-        raise ValueError(f"{error}{tab}") from error
+        nested = ". Settings stand below each other, each at the left" if "mapping values" in str(error) else ""
+        said = str(error).replace('in "<unicode string>", ', "")
+        raise ValueError(f"{said}{tab or nested}") from error
 
 
 def _algorithm(name: str) -> type[GRPO]:

@@ -13,7 +13,7 @@ from agentlightning.adapter.imports import Imported, add_value
 from agentlightning.cli.commands.train import ImportOptions
 from agentlightning.console import terminal
 from agentlightning.errors import ConfigError
-from agentlightning.files import atomic_write
+from agentlightning.files import atomic_write, meant_by
 
 _NO_TEXT = (
     "Their text was not recorded. With OpenTelemetry it is if "
@@ -62,7 +62,7 @@ def _values(sources: Sequence[Path]) -> Iterator[tuple[str, Any]]:
     """Each value of JSON, with the file and line that it begins in."""
     for source in sources:
         if not source.exists():
-            raise ConfigError(f"There is no file {source}.")
+            raise ConfigError(f"There is no file {source}.{meant_by(source)}")
         files = (
             [source] if source.is_file() else sorted(p for p in source.rglob("*") if p.suffix in (".json", ".jsonl"))
         )

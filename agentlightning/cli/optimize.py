@@ -20,6 +20,7 @@ from agentlightning.cli.configuration import parsed_settings
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.console import Console
 from agentlightning.errors import ConfigError
+from agentlightning.files import meant_by
 from agentlightning.gateway.routing.upstream import Provider
 from agentlightning.keys import not_empty
 from agentlightning.net.outgoing import http_session
@@ -75,7 +76,7 @@ def _named(given: str, otherwise: str) -> tuple[str, str]:
     name, equals, file = given.partition("=")
     path = Path(file if equals else given).expanduser()
     if not path.is_file():
-        raise ConfigError(f"There is no file '{path}' with a prompt.")
+        raise ConfigError(f"There is no file '{path}' with a prompt.{meant_by(path)}")
     return (name if equals else otherwise), path.read_text(encoding="utf-8").rstrip("\n")
 
 

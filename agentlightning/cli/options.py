@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from ast import literal_eval
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -56,10 +57,14 @@ _OF_PYTHON = {"True": True, "False": False, "None": None}
 
 
 def value_in(text: str) -> Any:
-    """The value of NAME=VALUE: JSON or a constant as Python writes it; else text."""
+    """The value of NAME=VALUE: JSON, or a constant, a list or a dict as Python writes it; else text."""
     try:
         return _OF_PYTHON[text] if text in _OF_PYTHON else json.loads(text)
     except ValueError:
+        pass
+    try:
+        return literal_eval(text) if text[:1] in ("{", "[", "(") else text
+    except (ValueError, SyntaxError):
         return text
 
 

@@ -20,7 +20,7 @@ from agentlightning.cli.interrupt import interrupted
 from agentlightning.console import Console
 from agentlightning.dashboard import dashboard_url, served_with_dashboard
 from agentlightning.errors import ConfigError
-from agentlightning.files import open_private
+from agentlightning.files import meant_by, open_private
 from agentlightning.keys import ALL_SCOPES, new_secret, sign_attempt_key
 from agentlightning.net.local_keys import kept_key, made_key
 from agentlightning.store import (
@@ -147,9 +147,10 @@ def location_of(run: Path) -> Location:
     file = run / STORE_FILE if run.is_dir() else run
     if not file.is_file():
         where = f"in '{run}': it has no {STORE_FILE}" if run.is_dir() else f"'{file}'"
+        meant = "" if run.is_dir() else meant_by(run)
         inside = max(run.glob(f"*/{STORE_FILE}"), key=lambda found: found.stat().st_mtime, default=None)
         latest = f" The latest run in it is {inside.parent}." if inside is not None else ""
-        raise ConfigError(f"There is no store {where}. Give a run's folder, or the file of a store.{latest}")
+        raise ConfigError(f"There is no store {where}.{meant} Give a run's folder, or the file of a store.{latest}")
     return Location(file, None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import typer
 
 from agentlightning.algorithm import GRPO
+from agentlightning.algorithm.checkpoint import latest_checkpoint
+from agentlightning.algorithm.parts.checkpoint_copy import is_url
 from agentlightning.cli.agents import environment_of, find_agent
 from agentlightning.cli.commands.train import TrainOptions
 from agentlightning.cli.configuration import (
@@ -32,6 +35,7 @@ from agentlightning.litagent import LitAgent
 from agentlightning.net.local_keys import find_key
 from agentlightning.store import LightningStoreClient
 from agentlightning.trainer import RunResult, Trainer
+from agentlightning.trainer.live import RUN_FILE
 from agentlightning.trainer.strategy import Strategy
 from agentlightning.trainer.sync import run_sync
 from agentlightning.trainer.tasks import load_tasks
@@ -90,6 +94,8 @@ def train_agent(options: TrainOptions) -> None:
     if tasks is None:
         tasks, val_tasks = known.tasks, val_tasks or known.val_tasks
     if tasks is None and environment is None:
+        if options.resume is not None:
+            _refuse_resume(options.resume)
         raise ConfigError(
             "There are no tasks to train on: give --tasks FILE, --env with an environment, --data FILE with "
             "conversations, or --config with the run.json of a run."
@@ -106,7 +112,11 @@ def train_agent(options: TrainOptions) -> None:
     chosen = _algorithm(options, rollout_config=RolloutConfig(timeout_seconds=options.timeout))
     strategy = "remote" if options.remote or (server and agent is None) else options.strategy
     if agent is None and strategy != "remote" and (chosen.samples or val is not None):
-        raise ConfigError("Say which agent to train: --agent AGENT; or --remote, if runners on other machines have it.")
+        chats = " Conversations to learn are given as --data FILE." if _are_chats(train) else ""
+        raise ConfigError(
+            f"Say which agent to train: --agent AGENT; or --remote, if runners on other machines have it.{chats}"
+        )
+    _check_data(chosen, train, options.data)
     trainer = Trainer(
         algorithm=chosen,
         concurrency=options.concurrency,
@@ -123,6 +133,30 @@ def train_agent(options: TrainOptions) -> None:
         exit_interrupted()
     if not result.learned:
         raise typer.Exit(1)
+
+
+def _refuse_resume(resume: str) -> None:
+    """Raises ConfigError for a run that is to go on without its tasks, and for one that is not there."""
+    if not is_url(resume):
+        found = latest_checkpoint(Path(resume))
+        run = next((folder for folder in (found, *found.parents) if (folder / RUN_FILE).is_file()), Path(resume))
+        raise ConfigError(
+            f"A run that goes on is given its agent and tasks again. To take those that it had:  --resume {resume} "
+            f"--config {run / RUN_FILE} --trust"
+        )
+
+
+def _are_chats(tasks: Sequence[Any]) -> bool:
+    return bool(tasks) and isinstance(tasks[0], Mapping) and "messages" in tasks[0]
+
+
+def _check_data(algorithm: GRPO, train: Sequence[Any], file: Path | None) -> None:
+    """Raises ConfigError for conversations that cannot be learned, with the file that they are in."""
+    try:
+        if file is not None:
+            algorithm.check_data(train)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
 
 
 def _of_run(known: RepeatedRun, options: TrainOptions) -> tuple[str | None, Environment | None]:

@@ -12,13 +12,15 @@ from typing import Any
 
 from typer.core import TyperGroup
 
-from agentlightning.arguments import nearest
+from agentlightning.arguments import OTHER_LIBRARIES_NAMES, as_number, nearest, of_validator
 from agentlightning.cli.panels import GROUPED, group_options
 from agentlightning.errors import ConfigError
 
 _OF_TASKS = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
 _OF_ARGUMENTS = ("run", "model", "checkpoint", "folder", "run-dir", "path")
 """What people call the run or model that a command is given by its place."""
+_OF_FIT = {"train_dataset": "tasks", "val_dataset": "val_tasks"}
+"""What are options here, by the arguments of `fit`."""
 _OTHER_COMMANDS = {
     "resume": "A run is gone on with by the command that began it, and --resume RUN.",
     "test": "agl eval RUN compares a trained model with the one it came from; agl run tries an agent.",
@@ -91,10 +93,27 @@ def _explain(error: Any, typed: Sequence[str] = ()) -> None:
         vars(error)["possibilities"] = meant
     elif type(error).__name__ == "MissingParameter":
         error.message = error.message or getattr(error.param, "help", None) or ""
+    elif (wrong := _refused_value(error)) is not None:
+        error.message = wrong
     elif extra := re.search(r"unexpected extra arguments? ?(?:\(s\))? ?\((.*)\)$", error.message):
-        error.message += f". {_of_extra(extra[1].split(), options)}"
-    elif (command := re.match(r"No such command '(.+?)'\.", error.message)) and command[1] in _OTHER_COMMANDS:
-        error.message = f"{command[0]} {_OTHER_COMMANDS[command[1]]}"
+        error.message += f". {_of_extra(extra[1].split(), options) or _of_place(of, arguments)}"
+    elif command := re.match(r"No such command '(.+?)'\.", error.message):
+        if of.parent is None and command[1] in _OTHER_COMMANDS:
+            error.message = f"{command[0]} {_OTHER_COMMANDS[command[1]]}"
+        elif "--path" in options and re.search(r"[./\\]", command[1]):
+            error.message = f"{command[0]} A file is given by an option: agl {of.command.name} --path {command[1]}"
+
+
+def _refused_value(error: Any) -> str | None:
+    """What is said of an option's value that pydantic refused, with what the option is if it was to be a number."""
+    reasons = getattr(error.__cause__, "errors", None)
+    if type(error).__name__ != "BadParameter" or reasons is None:
+        return None
+    said, given = of_validator(reasons()[0]["msg"]), reasons()[0]["input"]
+    if not said.startswith("it must be"):
+        return said
+    decimal = "" if "whole" in said else as_number(given)
+    return f"it is {given!r}; {said}.{decimal} {getattr(error.param, 'help', None) or ''}".rstrip()
 
 
 def _with_one_dash(name: str, typed: Sequence[str], options: list[str]) -> list[str]:
@@ -118,7 +137,7 @@ def _before_the_command(commands: Any, option: str, typed: Sequence[str]) -> str
     return f" Options of a command stand behind it: agl {command} {option if have else '--option'} …"
 
 
-def _of_extra(words: list[str], options: list[str]) -> str:
+def _of_extra(words: list[str], options: list[str]) -> str | None:
     """Which option the words that stand by themselves belong to."""
     slashed = [word.replace("/", "--", 1) for word in words if word.startswith("/")]
     if known := [option for option in slashed if option in options]:
@@ -131,13 +150,22 @@ def _of_extra(words: list[str], options: list[str]) -> str:
         return f"{'Tasks are' if tasks else 'The agent is'} given by an option: {(tasks or agents)[0]}"
     if "--set" in options:
         return "A setting is given as --set NAME=VALUE, and what holds blanks stands in quotes."
-    return "What holds blanks stands in quotes."
+    return None
+
+
+def _of_place(of: Any, arguments: list[str]) -> str:
+    """What a command takes without an option."""
+    command = of.info_name if of.parent is None or of.parent.parent is None else f"{of.parent.info_name} {of.info_name}"
+    if not arguments:
+        return f"agl {command} takes options alone."
+    return f"agl {command} takes {' '.join(arguments).upper()}; what holds blanks stands in quotes."
 
 
 def _meant(typed: str, options: list[str]) -> list[str]:
     """The option that was probably meant, or the setting that `--set` takes."""
     name = typed.lstrip("-").replace("-", "_")
     known = {option.lstrip("-").replace("-", "_"): option for option in options if option != "--help"}
+    name = _OF_FIT.get(OTHER_LIBRARIES_NAMES.get(name, name), name)
     if "--set" in options:
         from agentlightning.algorithm import GRPO
         from agentlightning.algorithm.records import names_of

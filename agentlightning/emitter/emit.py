@@ -14,6 +14,7 @@ from agentlightning.emitter.record import (
     strict_json,
     trace_for,
 )
+from agentlightning.errors import KindError
 from agentlightning.types import Attributes, Span
 from agentlightning.types.names import (
     ANNOTATION,
@@ -58,7 +59,7 @@ def emit_reward(
 def emit_message(message: str, attributes: Mapping[str, Any] | None = None) -> Span | None:
     """Record a line of text."""
     if not isinstance(message, str):
-        raise TypeError(f"emit_message takes text, not {type(message).__name__}; use emit_object for data.")
+        raise KindError(f"emit_message takes text, not {type(message).__name__}; use emit_object for data.")
     trace = trace_for("emit_message")
     return None if trace is None else record(trace, MESSAGE, {**plain(attributes), MESSAGE_BODY: message})
 
@@ -77,7 +78,7 @@ def emit_object(object: Any, attributes: Mapping[str, Any] | None = None) -> Spa
 def emit_exception(exception: BaseException, attributes: Mapping[str, Any] | None = None) -> Span | None:
     """Record an exception that the agent met and dealt with, with its traceback."""
     if not isinstance(exception, BaseException):
-        raise TypeError(f"emit_exception takes an exception, not {type(exception).__name__}.")
+        raise KindError(f"emit_exception takes an exception, not {type(exception).__name__}.")
     trace = trace_for("emit_exception")
     if trace is None:
         return None

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from agentlightning.errors import NotJsonError, message_of
+from agentlightning.errors import KindError, NotJsonError, message_of
 from agentlightning.keys import redacted
 from agentlightning.tracer.trace import Trace, current_parent, current_trace
 from agentlightning.types import Attributes, Span, SpanStatus
@@ -50,8 +50,10 @@ def record(trace: Trace, name: str, attributes: Attributes, status: SpanStatus |
 def plain(attributes: Mapping[str, Any] | None) -> Attributes:
     """Attributes as JSON values under dotted keys: {"tool": {"name": "calc"}} is {"tool.name": "calc"}.
 
-    Raises NotJsonError for a value that JSON cannot hold.
+    Raises NotJsonError for a value that JSON cannot hold, and KindError for attributes without names.
     """
+    if attributes is not None and not isinstance(attributes, Mapping):
+        raise KindError(f"The attributes are {attributes!r}; they have names: {{'plan': …}}.")
     flat: Attributes = {}
     for key, value in (attributes or {}).items():
         value = from_json(strict_json(value, f"The attribute '{key}'"))

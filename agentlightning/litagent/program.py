@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from agentlightning.arguments import explained
+from agentlightning.arguments import explained, of_its_kinds
 from agentlightning.emitter import emit_annotation
 from agentlightning.errors import AgentError, ConfigError, DeadlineError, ExecutorError, JudgeError, RewardError
 from agentlightning.files import remove_tree
@@ -110,6 +110,7 @@ class Program(LitAgent[Any]):
 
     no_reward = NOT_POSTED
 
+    @of_its_kinds
     @explained
     def __init__(
         self,
@@ -139,6 +140,7 @@ class Program(LitAgent[Any]):
         if self._known is not None:
             _check_known(self._known, rewards=grader is not None or reward != "last_line")
         check_isolation(isolation, {"files": files, "workspaces": workspaces, "limits": limits})
+        _check_folders(files, workspaces)
         here = not isinstance(isolation, Kubernetes)  # else names of files are those of the image
         self.command = list(self._known.command) if self._known else _arguments(command, here=here)
         placeholders.check_shell(self.command)
@@ -380,6 +382,17 @@ def _check_known(agent: KnownAgent, *, rewards: bool) -> None:
         raise ConfigError(
             f"{agent.name} prints no reward: give a grader that looks at what it did (--grader COMMAND, or grader=…)."
         )
+
+
+def _check_folders(files: str | Path | None, workspaces: str | Path | None) -> None:
+    """Raises ConfigError for a folder that is not there, or is none."""
+    if files and not Path(files).is_dir():
+        there = "and that is a file" if Path(files).exists() else f"and there is no such folder here ({Path.cwd()})"
+        raise ConfigError(
+            f"files is {str(files)!r}, {there}. Give the folder that is copied into each working directory (--files)."
+        )
+    if workspaces and Path(workspaces).exists() and not Path(workspaces).is_dir():
+        raise ConfigError(f"workspaces is {str(workspaces)!r}, and that is a file. Give a folder (--workspaces).")
 
 
 def _check_scripts(command: Sequence[str], grader: object) -> None:

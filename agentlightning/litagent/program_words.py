@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentlightning.arguments import as_number
 from agentlightning.frames import is_library
 
 LONGEST = 2000
@@ -18,7 +19,7 @@ LONGEST = 2000
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File "([^"]+)", line \d+')
 _GRADERS_FOLDER = re.compile(r"[^\s'\"]*/agl-grader-\w+/")
-_SCRIPTS = re.compile(r"(python[\d.]*|node|ruby|perl|bash|sh|Rscript|php|deno|bun|tsx|ts-node)$")
+_SCRIPTS = re.compile(r"(python[\d.]*|node|nodejs|ruby|perl|bash|sh|Rscript|php|deno|bun|tsx|ts-node)$")
 _SCRIPT_FILE = re.compile(r".+\.(py|js|mjs|cjs|ts|rb|pl|sh|R|php)$")
 
 
@@ -93,8 +94,8 @@ def without_reward(stdout: str, stderr: str) -> str:
     if earlier:
         number, line = earlier[-1]
         return f"{said} Line {number} of {len(lines)} is {line!r}: print the reward last."
-    if re.fullmatch(r"[-+]?\d+,\d+", last):
-        return f"{said} A number has a point here: {last.replace(',', '.')}."
+    if written := as_number(last):
+        return f"{said}{written}"
     if last in ("True", "False", "true", "false"):
         return f"{said} Print a number: 1 or 0, such as print(int(right))."
     if last.startswith("{"):

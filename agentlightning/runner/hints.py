@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.request import getproxies, proxy_bypass
 
-from agentlightning.errors import AgentError, message_of
+from agentlightning.errors import AgentError, AgentLightningError, message_of
 
 OWN_ADDRESS = (
     "Its client talks to another address than the model's. Give it the endpoint of the rollout:  "
@@ -43,6 +43,8 @@ IN_A_LOOP = (
     "run_until_complete(…)."
 )
 SYNC_CLIENT = "This client's calls are not async: take AsyncOpenAI, or make the agent a plain `def` without await."
+NO_AWAIT = "Emitters such as emit_reward are not async: leave `await` out."
+CALL_IT = "Call it there, with a name: with agl.operation('search'): …"
 NO_KEYBOARD = "An agent has nobody at the keyboard: take what it asks for from the task, in place of input()."
 NOT_HERE = "Install the package into the environment that runs the agent."
 BEHIND_A_PROXY = (
@@ -84,6 +86,8 @@ _PYTHONS_WORDS = {
     r"^'?(OPENAI|ANTHROPIC|GEMINI|GOOGLE|AZURE)_[A-Z_]+'?$": OWN_KEY,
     r"asyncio\.run\(\) cannot be called from a running event loop|event loop is already running": IN_A_LOOP,
     rf"^object ({_ANSWERS}|Stream)\b.* can't be used in 'await' expression": SYNC_CLIENT,
+    r"^object Span can't be used in 'await' expression": NO_AWAIT,
+    r"'function' object does not support the (asynchronous )?context manager protocol": CALL_IT,
     r"^No module named": NOT_HERE,
     r"^EOF when reading a line": NO_KEYBOARD,
 }
@@ -143,7 +147,7 @@ def hint_if_unheard(error: BaseException | None) -> str | None:
 
 def hint_if_heard(error: BaseException | None) -> str | None:
     """The same for an agent whose model had answered: the mistake is with another client of it."""
-    if error is None or isinstance(error, AgentError):
+    if error is None or isinstance(error, AgentLightningError):
         return None
     if hint_for(error) == OWN_KEY or _is(error, ("AuthenticationError",)):
         return OTHER_KEY

@@ -200,6 +200,8 @@ def _check_methods(agent: LitAgent[Any]) -> None:
             "rollout_async) that returns the reward; the model is resources['llm']."
         )
     for method in methods:
+        if inspect.iscoroutinefunction(method) and not method.__name__.endswith("_async"):
+            raise ConfigError(f"{name}.{method.__name__} is async: call it {method.__name__}_async.")
         try:
             inspect.signature(method).bind("task", "resources", "rollout")
         except TypeError:

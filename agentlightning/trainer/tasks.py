@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.errors import ConfigError, missing_extra
+from agentlightning.files import meant_by
 from agentlightning.trainer import hub
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -59,7 +60,7 @@ def _no_file(file: Path) -> str:
         if re.fullmatch(r"[\w-]+/[\w-]+", str(file))
         else ""
     )
-    return f"There is no file '{file}' with tasks. {_instead(str(file))}{named}"
+    return f"There is no file '{file}' with tasks.{meant_by(file, _READERS)} {_instead(str(file))}{named}"
 
 
 def _instead(given: str) -> str:
@@ -115,9 +116,19 @@ def _hint(line: str) -> str:
         return " JSON has no comments: take the line out."
     if line in "[{":
         return " It looks like a JSON array over many lines: let its name end in .json."
+    if _two_values(line):
+        return " More than one value stands on it: write each on a line of its own."
     if re.match(r"[\[{]+'", line):
         return " It looks like Python, and JSON has double quotes: write each task with json.dumps(task)."
     return ""
+
+
+def _two_values(line: str) -> bool:
+    try:
+        end = json.JSONDecoder().raw_decode(line)[1]
+    except ValueError:
+        return False
+    return _parses(line[end:]) or _two_values(line[end:].lstrip())
 
 
 def _parses(text: str) -> bool:
@@ -156,11 +167,15 @@ def _table(file: Path) -> list[dict[str, Any]]:
             f"{file} has one column, {header!r}: its fields stand between {other!r}. Save it with commas, or let its "
             "rows be the tasks: list(csv.DictReader(open(…), delimiter=…))."
         )
+    names = [name for name in reader.fieldnames or () if name]
+    twice = next((name for name in names if names.count(name) > 1), None)
     if reader.fieldnames and _is_data(reader.fieldnames, rows):
         raise ConfigError(
             f"The first line of {file} looks like a task, not like names: {', '.join(reader.fieldnames)[:200]}. "
             "Put a line with the names in front, such as  question,answer"
         )
+    if twice is not None:
+        raise ConfigError(f"{file} has more than one column {twice!r}. Give each a name of its own.")
     odd = next((number for number, row in enumerate(rows, 2) if None in row or None in row.values()), None)
     if odd is not None:
         raise ConfigError(f"{file}, row {odd} has not as many fields as the header. Quote fields that hold commas.")
@@ -168,11 +183,9 @@ def _table(file: Path) -> list[dict[str, Any]]:
 
 
 def _is_data(heading: Sequence[str], rows: list[dict[str, Any]]) -> bool:
-    """Whether a heading is a row like the others: it has numbers, or the same field twice, or what is in a row."""
+    """Whether a heading is a row like the others: it has numbers, or what is in a row."""
     numbers = any(re.fullmatch(r"[-+]?[0-9]+([.,][0-9]+)?", field.strip()) for field in heading)
-    return (
-        numbers or len(set(heading)) < len(heading) or any(row.get(field) == field for row in rows for field in heading)
-    )
+    return numbers or any(row.get(field) == field for row in rows for field in heading)
 
 
 def _parquet(file: Path) -> list[dict[str, Any]]:

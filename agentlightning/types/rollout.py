@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentlightning.arguments import refuse_unknown
+from agentlightning.arguments import as_number, of_validator, refuse_unknown
 from agentlightning.errors import ConfigError
 from agentlightning.types.html import fields_html
 from agentlightning.types.status import AttemptStatus, Outcome, RolloutMode, RolloutStatus, WorkerStatus
@@ -36,8 +36,8 @@ def _field_names(kind: type[BaseModel]) -> list[str]:
 def _reasons(name: str, error: ValidationError) -> str:
     said = []
     for e in error.errors(include_url=False):
-        field, why = ".".join(map(str, e["loc"])), e["msg"][:1].lower() + e["msg"][1:]
-        wrong = f"{name}.{field} is {e['input']!r:.80}; {why}." if field else f"{name}: {why}."
+        field, why = ".".join(map(str, e["loc"])), f"{of_validator(e['msg'])}.{as_number(e['input'])}"
+        wrong = f"{name}.{field} is {e['input']!r:.80}; {why}" if field else f"{name}: {why}"
         said.append(f"{name} needs {field}: {name}({field}=…)." if e["type"] == "missing" else wrong)
     return " ".join(said)
 

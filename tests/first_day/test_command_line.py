@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import json
 import re
 import shlex
 import sys
@@ -38,6 +39,14 @@ FILES = {
     "pairs.jsonl": '{"instruction": "x", "output": "y"}\n',
     "bots.jsonl": '{"messages": [{"role": "user", "content": "x"}, {"role": "bot", "content": "y"}]}\n',
     "comma.json": '{"steps": 5,}',
+    "nested.yaml": "algorithm: GRPO\n  steps: 3\n",
+    "twice.csv": "question,answer,answer\nx,1,2\n",
+    "joined.jsonl": '{"q": 1} {"q": 2}\n',
+    "from.jsonl": '{"messages": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]}\n',
+    "chosen.jsonl": '{"prompt": "x", "chosen": "y", "rejected": "z"}\n',
+    "text.jsonl": '{"text": "x"}\n',
+    "chats.jsonl": '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}\n',
+    "runs/first/run.json": "{}\n",
 }
 TRAIN = "train --agent agent.py:agent --tasks tasks.jsonl"
 
@@ -48,9 +57,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)  # at the end the path is as it was
     monkeypatch.setitem(sys.modules, "colorsys", colorsys)
     for name, text in FILES.items():
-        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).parent.mkdir(exist_ok=True, parents=True)
         Path(name).write_text(text)
-    (tmp_path / "runs" / "first").mkdir(parents=True)
     (tmp_path / "runs" / "first" / "store.db").touch()
     (saved := tmp_path / "runs" / "saved" / "checkpoints" / "step-000001").mkdir(parents=True)
     (saved / "checkpoint.json").write_text("{}")
@@ -156,7 +164,38 @@ def answer(command: str) -> str:
         (f"{TRAIN} --set frobnicate=8", "agl train --print-config prints all"),
         (f"{TRAIN} --model llama3.2:1b", "a name of Ollama's"),
         ("show runs", "The latest run in it is runs/first."),
+        (f"{TRAIN} --config nested.yaml", "not allowed here\n  line 2, column 8"),
+        (f"{TRAIN} --config nested.yaml", "Settings stand below each other, each at the left"),
+        (f"{TRAIN} --config comma.json", "A comma stands before a bracket that closes"),
+        (f"{TRAIN} --config runs/first", "Its settings are in runs/first/run.json: --config runs/first/run.json"),
+        (f"{TRAIN} --config slpi.yaml", "Did you mean slip.yaml?"),
+        ("train --agent agnt.py:agent --tasks tasks.jsonl", "Did you mean agent.py?"),
+        ("train --agent agent.py:agent --tasks tasks", "Did you mean tasks.jsonl?"),
+        ("train --agent agent.py:agent --tasks twice.csv", "more than one column 'answer'"),
+        ("train --agent agent.py:agent --tasks joined.jsonl", "More than one value stands on it"),
+        ("train --tasks chats.jsonl --algorithm sft", "Conversations to learn are given as --data FILE"),
+        ("train --data from.jsonl --model calc", "from.jsonl: Of the conversations, number 1"),
+        ("train --data from.jsonl --model calc", "This is ShareGPT's form"),
+        ("train --data chosen.jsonl --model calc", "which agl.DPO(source='pairs') learns"),
+        ("train --data chosen.jsonl --algorithm dpo", "with --set source=pairs, preferences in --tasks"),
+        ("train --data text.jsonl --model calc", "Write its text as messages"),
+        ("train --resume runs/none", "The folder 'runs/none' is not there. Runs with checkpoints: runs/saved."),
+        ("train --resume runs/saved", "--resume runs/saved --config runs/saved/run.json --trust"),
+        ("show runs/frist", "Did you mean runs/first?"),
+        ("import chat.jsonl --to new.jsonl", "Did you mean chats.jsonl?"),
         ("demo clac", "There is no example 'clac'"),
+        (f"{TRAIN} --timeout 5m", "it is '5m'; it must be a number. Seconds for one attempt"),
+        (f"{TRAIN} --timeout 0,5", "A number has a point here: 0.5. Seconds"),
+        (f"{TRAIN} --steps x", "it is 'x'; it must be a whole number. Training steps"),
+        (f"{TRAIN} --n-runners 0", "it is '0'; it must be at least 1. Runners"),
+        (f"{TRAIN} --isolation docker", "'--isolation': 'docker' is not one of"),
+        (f"{TRAIN} --tasks tasks.jsonl", "--tasks is given twice: leave one out."),
+        ("compare a b --metric x --metric y", "--metric is given twice"),
+        ("train --dataset tasks.jsonl", "(Possible options: --tasks)"),
+        ("train --eval-data tasks.jsonl", "(Possible options: --val-tasks)"),
+        ("models calc", "agl models takes options alone."),
+        ("env check gym:x y", "agl env check takes ENV; what holds blanks stands in quotes."),
+        ("store runs/store.db", "agl store --path runs/store.db"),
     ],
 )
 @pytest.mark.usefixtures("folder")
@@ -176,3 +215,12 @@ def test_an_exponent_is_a_number_in_yaml() -> None:
     assert done.exit_code == 0, done.exception
     assert '"learning_rate": 0.0001' in done.output
     assert '"kl_coef": 0.001' in done.output
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_dict_as_python_writes_it_is_a_setting() -> None:
+    given = ["--set", "reward_weights={'a': 1, 'b': 0.5}", "--set", "watched_parts=('c',)"]
+    done = CliRunner().invoke(app, ["train", "--model", "calc", *given, "--print-config"])
+    assert done.exit_code == 0, done.exception
+    assert json.loads(done.output)["reward_weights"] == {"a": 1, "b": 0.5}
+    assert json.loads(done.output)["watched_parts"] == ["c"]

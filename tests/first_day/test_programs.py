@@ -49,6 +49,7 @@ openai.APIConnectionError: Connection error.
         ("reward: 0.5\n", "", "Print the number alone, 0.5"),
         ("Score = 1\n", "", "Print the number alone, 1"),
         ("0,5\n", "", "A number has a point here: 0.5"),
+        ("50%\n", "", "Write 50% as 0.5"),
         ("True\n", "", "print(int(right))"),
         ('{"score": 1}\n', "", 'Its key is "reward"'),
         ("done\n", "loading…\n", 'Print a number or {"reward": number}'),

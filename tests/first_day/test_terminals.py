@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -105,6 +106,14 @@ def test_a_table_drops_columns_from_the_right_and_breaks_no_cell(width: int) -> 
     titles = [column.header for column in table.columns]
     assert titles == list(rows[0])[: len(titles)]
     assert titles
+
+
+def test_what_looks_like_the_name_of_a_picture_stays_as_it_was_written() -> None:
+    shown, wrote = io.StringIO(), "127.0.0.1:-1: and C:fire:x"
+    console = OurConsole(file=shown, width=80)
+    table = fitting_table([{"task": wrote}], console)
+    console.print(wrote, table, Text(wrote))
+    assert shown.getvalue().count(wrote) == 3
 
 
 @pytest.mark.slow

@@ -132,8 +132,9 @@ def test_the_shell_can_complete(tmp_path: Path) -> None:
         ("agl.RolloutConfig(max_retries=3)", "Did you mean max_attempts?"),
         (
             "agl.RolloutConfig(timeout_seconds=-1)",
-            "timeout_seconds is -1; input should be greater than 0",
+            "timeout_seconds is -1; it must be above 0",
         ),
+        ("agl.RolloutConfig(timeout_seconds='5m')", "timeout_seconds is '5m'; it must be a number."),
         ("agl.LLM(base_url='x', model='m')", "LLM has no field 'base_url'. Did you mean endpoint?"),
         ("agl.LLM(endpoint='x')", "LLM needs model: LLM(model=…)"),
         ("agl.PromptTemplate('hi')", "for example PromptTemplate(template=…)"),

@@ -157,7 +157,8 @@ def _conversation(chat: Any) -> tuple[Messages, Tools]:
     if isinstance(messages, str) or not isinstance(messages, Sequence):
         raise ConfigError(f"{NO_CHAT} {_from_other_forms(chat)}It is {str(chat)[:200]}")
     if not all(isinstance(m, Mapping) and "role" in m for m in messages):
-        raise ConfigError(f"{NO_CHAT} Its messages are {str(messages)[:200]}")
+        form = _SHAREGPT if _is_sharegpt(messages) else ""
+        raise ConfigError(f"{NO_CHAT} {form}Its messages are {str(messages)[:200]}")
     if unknown := sorted({str(m["role"]) for m in messages} - ROLES):
         raise ConfigError(f"A chat has the roles {', '.join(sorted(ROLES))}, and this one has {', '.join(unknown)}.")
     for message in messages:
@@ -184,15 +185,26 @@ def _is_learned(message: Mapping[str, Any]) -> bool:
     return message["role"] == "assistant" and message.get("weight", 1) != 0
 
 
+_SHAREGPT = (
+    "This is ShareGPT's form: write messages, with the roles user for human and assistant for gpt, and content for "
+    "value. "
+)
+
+
+def _is_sharegpt(messages: Sequence[Any]) -> bool:
+    return all(isinstance(m, Mapping) and {"from", "value"} <= {*m} for m in messages)
+
+
 def _from_other_forms(row: Any) -> str:
     """What to write for a row of a form that other trainers read; nothing for other rows."""
     if not isinstance(row, Mapping):
         return ""
     if "conversations" in row:
-        return (
-            "This is ShareGPT's form: write messages, with the roles user for human and assistant for gpt, and content "
-            "for value. "
-        )
+        return _SHAREGPT
+    if {"chosen", "rejected"} <= {*row}:
+        return "It has an answer and a worse one, which agl.DPO(source='pairs') learns. "
+    if "text" in row:
+        return "Write its text as messages: what was asked as the user's, and what is learned as the assistant's. "
     pairs = (("prompt", "completion"), ("instruction", "output"), ("question", "answer"), ("prompt", "response"))
     question, said = next((pair for pair in pairs if {*pair} <= {*row}), ("", ""))
     if not question:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import msgspec
 
-from agentlightning.arguments import refuse_missing, refuse_unknown
+from agentlightning.arguments import check_kinds, refuse_missing, refuse_unknown
 
 
 class _NamedFields(type(msgspec.Struct)):
     if not TYPE_CHECKING:  # type checkers and editors look at the fields
 
         def __call__(cls, *positional: Any, **given: Any) -> Any:
+            check_kinds(cls.__name__, given, get_type_hints(cls))
             try:
                 return super().__call__(*positional, **given)
             except TypeError:

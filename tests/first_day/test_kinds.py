@@ -1,0 +1,96 @@
+"""Arguments of another kind than is taken: refused where they are given, and not by each rollout."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import agentlightning as agl
+from agentlightning.arguments import of_its_kinds
+from agentlightning.emitter.record import plain
+from agentlightning.runner.hints import CALL_IT, NO_AWAIT, hint_for, hint_if_heard
+
+NAMES: dict[str, Any] = {"agl": sys.modules["agentlightning"], "Path": Path}
+LATE = "agl.Program(['python', '-V'], {})"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("agl.Limits(memory_bytes='2GB')", "memory_bytes of Limits is '2GB'; it must be a whole number (or None)."),
+        ("agl.Limits(memory_bytes=2e9)", "it must be a whole number"),
+        ("agl.Limits(cpu_seconds=True)", "it must be a whole number"),
+        ("agl.Bubblewrap(read='/data')", "read of Bubblewrap is '/data'; it must be a list of texts or paths."),
+        ("agl.Container('python:3.11')", "it must be a list of texts"),
+        ("agl.Kubernetes(image=3)", "it must be a text"),
+        ("agl.SpendingLimits(cost='5,5')", "it must be a number (or None). A number has a point here: 5.5."),
+        ("agl.TokenPrice(input='5%')", "Write 5% as 0.05"),
+        ("agl.Provider(base_url='http://a/v1', limits={'cost': 1})", "it must be agl.SpendingLimits(…)"),
+        (
+            "agl.Provider(base_url='http://a/v1', headers={'a': 1})",
+            "headers of Provider is {'a': 1}; it must be a dict",
+        ),
+        ("agl.Prices(1, 2)", "for example Prices(critic_input=…)"),
+        ("agl.LossSpec(lambda entries, config: 0)", "path of LossSpec is <function"),
+        (LATE.format("limits={'cpu_seconds': 1}"), "limits of Program is {'cpu_seconds': 1}; it must be agl.Limits(…)"),
+        (LATE.format("env={'A': 1}"), "env of Program is {'A': 1}; it must be a dict of texts"),
+        (LATE.format("grader=1.0"), "it must be a list of texts or a text or a function (or None)"),
+        (LATE.format("files='none'"), "there is no such folder here"),
+        (LATE.format("files=__file__"), "and that is a file. Give the folder that is copied"),
+        (LATE.format("workspaces=__file__"), "and that is a file. Give a folder (--workspaces)"),
+    ],
+)
+def test_what_is_given(wrong: str, words: str) -> None:
+    with pytest.raises(agl.ConfigError) as caught:
+        eval(wrong, {**NAMES, "__file__": __file__})
+    assert words in str(caught.value)
+
+
+def test_numbers_and_texts_of_other_libraries_are_taken() -> None:
+    assert agl.Limits(memory_bytes=np.int64(5)).memory_bytes == 5  # pyright: ignore[reportArgumentType]
+    assert agl.TokenPrice(input=np.float64(0.5)).input == 0.5
+    assert agl.Bubblewrap(read=(Path("/data"), "/pages")).read
+
+
+def test_hints_that_say_more_are_left_alone() -> None:
+    @of_its_kinds
+    def given(one: Any, other: type | None = None, third: list[int] | None = None) -> Any:
+        return one
+
+    assert given("a", other="text") == "a"  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"third of given is \['b'\]; it must be a list of whole numbers"):
+        given("a", third=["b"])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="missing 1 required"):
+        given()  # pyright: ignore[reportCallIssue]
+
+
+def emitted(wrong: str) -> BaseException:
+    with pytest.raises((TypeError, agl.AgentLightningError)) as caught:
+        eval(wrong, {**NAMES, "plain": plain})
+    return caught.value
+
+
+@pytest.mark.parametrize("wrong", ["agl.emit_message({'a': 1})", "agl.emit_exception('oops')", "plain('tag')"])
+def test_an_emitter_is_not_what_the_model_wrote(wrong: str) -> None:
+    assert hint_if_heard(emitted(wrong)) is None
+
+
+def test_an_emitter_that_is_awaited_and_an_operation_that_is_not_called() -> None:
+    assert hint_for(TypeError("object Span can't be used in 'await' expression")) == NO_AWAIT
+    with pytest.raises(TypeError) as caught, agl.operation:  # pyright: ignore[reportGeneralTypeIssues]
+        pass
+    assert hint_for(caught.value) == CALL_IT
+
+
+class Late(agl.LitAgent[Any]):
+    async def rollout(self, task: Any, resources: Any, rollout: Any) -> float:  # pyright: ignore
+        return 1.0
+
+
+def test_an_async_method_with_the_name_of_the_other() -> None:
+    with pytest.raises(agl.ConfigError, match=r"Late\.rollout is async: call it rollout_async"):
+        agl.Trainer().fit(Late(), [1])
