@@ -124,11 +124,13 @@ def _hint(line: str) -> str:
 
 
 def _two_values(line: str) -> bool:
+    """Whether a second value begins behind the first."""
     try:
-        end = json.JSONDecoder().raw_decode(line)[1]
+        rest = line[json.JSONDecoder().raw_decode(line)[1] :].lstrip()
+        json.JSONDecoder().raw_decode(rest)
     except ValueError:
         return False
-    return _parses(line[end:]) or _two_values(line[end:].lstrip())
+    return True
 
 
 def _parses(text: str) -> bool:

@@ -340,7 +340,7 @@ class _Reader:
             return Mounted(self._below(source, where), target, read_only)
         source = scalar(source, where)
         if source not in self._volumes and source not in map(_volume_of, _LOGS.values()):
-            raise ConfigError(f"{where}: {source} is not in volumes; a file or folder of the task begins with ./")
+            raise ConfigError(f"{where}: {source} is not in volumes; a file or folder of the task begins with ./.")
         return Mounted(source, target, read_only)
 
 
