@@ -3,7 +3,8 @@
 format      a task's folder and its task.toml           trial         one attempt: set up, let the agent work, verify
 compose     a task's services, checked (compose_keys)   environment   the environment: tasks, agent, probes
 boxes       what a task runs in, and a sandbox of it    containers    a container as a box
-project     several containers, one of them the box     engines       which of these a task gets
+project     several containers, one of them the box     pods          a cluster's pod as a box
+engines     which of these a task gets                  removal       what ends them with this process
 """
 
 from agentlightning.environments.harbor.environment import HarborEnvironment

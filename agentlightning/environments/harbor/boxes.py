@@ -162,7 +162,7 @@ class _SandboxBox(Box):
             )
 
     async def put(self, folder: Path, place: str) -> None:
-        await self._unpack(await asyncio.to_thread(_packed, folder), place)
+        await self._unpack(await asyncio.to_thread(packed, folder), place)
 
     async def copy_in(self, source: Path, place: str) -> None:
         """Copy a file to a place, or into it where that ends in a slash; or what is in a folder."""
@@ -170,11 +170,11 @@ class _SandboxBox(Box):
             await self.put(source, place)
             return
         into, name = (place, source.name) if place.endswith("/") else place.rpartition("/")[::2]
-        await self._unpack(await asyncio.to_thread(_packed, source, name), into or "/")
+        await self._unpack(await asyncio.to_thread(packed, source, name), into or "/")
 
-    async def _unpack(self, packed: bytes, place: str) -> None:
+    async def _unpack(self, archive: bytes, place: str) -> None:
         script = 'mkdir -p "$0" && exec tar -xf - -C "$0" --no-same-owner'
-        done = await self._run(["sh", "-c", script, place], {}, stdin=packed)
+        done = await self._run(["sh", "-c", script, place], {}, stdin=archive)
         if done.exit_code != 0:
             raise ExecutorError(f"Files cannot be put into {place} of a sandbox: {last_words(done.stderr)}")
 
@@ -211,7 +211,7 @@ def _below(build: Path, source: str) -> Path:
     return found
 
 
-def _packed(source: Path, name: str = ".") -> bytes:
+def packed(source: Path, name: str = ".") -> bytes:
     """A file, or what is in a folder, as a tar archive in which links stay links."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
@@ -258,15 +258,21 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
         yield word.upper(), rest.strip()
 
 
+def check_variables(variables: Mapping[str, str]) -> Mapping[str, str]:
+    """Raises ConfigError for what is no name of a variable."""
+    for name in variables:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{name!r} is no name of an environment variable.")
+    return variables
+
+
 def exported(variables: Mapping[str, str], command: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """The variables under names that mean nothing here, and the command that gives them theirs in the box.
 
     Their names are a task's: LD_PRELOAD or DOCKER_HOST would be for the program on this machine that opens the box.
     Raises ConfigError for what is no name.
     """
-    for name in variables:
-        if not _NAME.fullmatch(name):
-            raise ConfigError(f"{name!r} is no name of an environment variable.")
+    check_variables(variables)
     hidden = {f"AGL_VARIABLE_{number}": value for number, value in enumerate(variables.values())}
     if not hidden:
         return {}, [*command]

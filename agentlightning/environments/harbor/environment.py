@@ -15,6 +15,7 @@ from agentlightning.environments.base import Environment, Probe
 from agentlightning.environments.harbor.boxes import Box, endpoint_inside
 from agentlightning.environments.harbor.engines import check_engine
 from agentlightning.environments.harbor.format import HarborTask, Stage, find_tasks, read_task
+from agentlightning.environments.harbor.pods import check_namespace
 from agentlightning.environments.harbor.project import find_compose
 from agentlightning.environments.harbor.trial import (
     TrialSettings,
@@ -54,6 +55,7 @@ class HarborEnvironment(Environment):
         reward_key: str | None = None,
         time_factor: float = 1.0,
         install: bool = True,
+        kubernetes_namespace: str | None = None,
     ) -> None:
         """
         Args:
@@ -62,19 +64,26 @@ class HarborEnvironment(Environment):
                 which runs in the task's box. "oracle" is the task's own solution, "nop" does nothing.
             val: A folder with further tasks, to validate on.
             engine: "podman" or "docker", whichever is installed if not given; or "bubblewrap": a sandbox with the
-                programs of this machine, for tasks whose Dockerfile installs nothing.
+                programs of this machine, for tasks whose Dockerfile installs nothing; or "kubernetes": a pod of a
+                cluster, by kubectl, for tasks whose image the cluster can pull.
             container_options: Further options of the container engine's `run`.
             variables: Names of this machine's environment variables that tasks may read as `${NAME}`.
             reward_key: Which of a verifier's several numbers trains; `reward`, or the only one, if not given.
             time_factor: The tasks' time limits are multiplied by it.
             install: Whether a known agent that an image lacks is installed in the container, which takes a network.
+            kubernetes_namespace: Where pods are made; by default kubectl's own namespace.
         """
         self.place = place
         self._folders = find_tasks(Path(place).expanduser().absolute())
         self._val = find_tasks(Path(val).expanduser().absolute()) if val else []
+        if engine == "kubernetes" and container_options:
+            raise ConfigError("container_options are for podman and docker, not for engine=kubernetes.")
+        if engine != "kubernetes" and kubernetes_namespace is not None:
+            raise ConfigError("kubernetes_namespace is for engine=kubernetes.")
         self._settings = TrialSettings(
             engine=check_engine(engine),
             arguments=_words(container_options),
+            namespace=check_namespace(kubernetes_namespace),
             variables=_words(variables),
             time_factor=time_factor,
         )

@@ -34,13 +34,12 @@ from agentlightning.environments.harbor.containers import (
     passage,
     prepared_box,
 )
+from agentlightning.environments.harbor.removal import removed_afterwards
 from agentlightning.errors import AgentError, ConfigError, ExecutorError
 from agentlightning.files import remove_tree
-from agentlightning.litagent.process import Limits, run_command
 from agentlightning.net.guard import is_local_name
 from agentlightning.types.ids import random_hex
 
-_REMOVED_SECONDS = 120.0
 _REMOVER = """\
 engine=$1 project=$2 folder=$3 now= rounds=1
 [ "$engine" = podman ] && now="--time 0"
@@ -93,7 +92,8 @@ async def open_project(engine: str, request: BoxRequest, composition: Compositio
     project = f"agl-services-{random_hex(8)}"
     folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="agl-harbor-"))
     try:
-        async with _removed_afterwards(engine, project, folder):
+        remove = ["sh", "-c", _REMOVER, "remover", engine, project, str(folder)]
+        async with removed_afterwards(remove, client_environment()):
             written = await asyncio.to_thread(_written, composition, images, project, folder)
             file = folder / "compose.json"
             file.write_text(json.dumps(_escaped(written)))
@@ -189,37 +189,6 @@ def _escaped(value: Any) -> Any:
 
 
 # ---- its start and its end -------------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def _removed_afterwards(engine: str, project: str, folder: Path) -> AsyncIterator[None]:
-    """Everything of a project is removed afterwards, by a process that outlives this one."""
-    command = ("sh", "-c", _REMOVER, "remover", engine, project, str(folder))
-    remover = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=client_environment(),
-        start_new_session=True,
-    )
-    how = b"failed\n"
-    try:
-        yield
-        how = b"end\n"
-    finally:
-        await asyncio.shield(_end(remover, command, how))
-
-
-async def _end(remover: asyncio.subprocess.Process, command: Sequence[str], how: bytes) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_REMOVED_SECONDS):
-            await remover.communicate(how)
-            if remover.returncode != 0:  # it was ended, or the engine was busy
-                with suppress(AgentError):
-                    await run_command(
-                        command, folder=Path("/"), environment=client_environment(), limits=Limits(), stdin=how
-                    )
 
 
 async def _start(engine: str, command: Sequence[str], composition: Composition, project: str, limit: float) -> None:

@@ -22,6 +22,7 @@ from agentlightning.environments.harbor.boxes import Box, BoxRequest
 from agentlightning.environments.harbor.compose import Composition, read_composition
 from agentlightning.environments.harbor.engines import open_box
 from agentlightning.environments.harbor.format import EnvironmentSection, HarborTask, Healthcheck, Stage, resolved
+from agentlightning.environments.harbor.pods import check_for_pods
 from agentlightning.errors import ConfigError, ExecutorError
 from agentlightning.litagent.process import Captured
 from agentlightning.types.reward import checked_reward
@@ -39,6 +40,8 @@ class TrialSettings:
 
     engine: str
     arguments: Sequence[str] = ()
+    namespace: str | None = None
+    """Where pods are made; kubectl's own where none is given."""
     variables: Collection[str] = ()
     """Names of this machine's variables that tasks may read."""
     time_factor: float = 1.0
@@ -76,7 +79,7 @@ async def run_trial(
         composition=composition_of(task, settings),
     )
     found = Verified()
-    async with open_box(settings.engine, request, settings.arguments) as box:
+    async with open_box(settings.engine, request, settings.arguments, settings.namespace) as box:
         await _healthy(box, section.healthcheck)
         for stage in task.stages:
             await _prepare(box, stage)
@@ -97,7 +100,9 @@ async def run_trial(
 
 
 def composition_of(task: HarborTask, settings: TrialSettings) -> Composition | None:
-    """The services of a task, None where it has one container. Raises ConfigError for what is refused of them."""
+    """The services of a task, None where it has one container. Raises ConfigError for what its engine refuses of it."""
+    if settings.engine == "kubernetes":
+        check_for_pods(task)
     if task.compose is None:
         return None
     if settings.engine == "bubblewrap":
@@ -180,7 +185,7 @@ async def _verified(
     request = BoxRequest(section=own, build=build, environment=variables)
     with tempfile.TemporaryDirectory(prefix="agl-artifacts-") as name:
         carried = await _fetch_artifacts(box, stage, Path(name))
-        async with open_box(settings.engine, request, settings.arguments) as apart:
+        async with open_box(settings.engine, request, settings.arguments, settings.namespace) as apart:
             for place, folder in carried:
                 await apart.put(folder, place)
             return await _verify(task, stage, apart, settings, record)
