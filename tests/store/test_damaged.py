@@ -13,7 +13,9 @@ from agentlightning.errors import ModelError, StoreError
 from agentlightning.models import resolve_model
 from agentlightning.rendering import load_rendering
 from agentlightning.store import SqliteLightningStore
+from agentlightning.store.operations.calls import CallRow, CallTable, assemble
 from scripts.damage import damaged, read_all
+from tests.store.test_damaged_rows import fill
 
 
 async def a_store(path: Path) -> None:
@@ -31,6 +33,23 @@ async def test_a_damaged_database_is_read_or_refused(tmp_path: Path, seed: int) 
     for number in range(4):
         (tmp_path / f"{number}.db").write_bytes(damaged((tmp_path / "whole.db").read_bytes(), chance))
         await read_all(tmp_path / f"{number}.db")
+
+
+@pytest.mark.parametrize("column", ["rollout_id", "attempt_id"])
+async def test_a_call_that_an_index_finds_by_an_id_that_it_lacks(tmp_path: Path, column: str) -> None:
+    """As the fuzzer met it: a bit of the id turned in the table, and not in the index that leads there."""
+    store = SqliteLightningStore(tmp_path / "store.db")
+    ids = await fill(store)
+    await store.close()
+    with sqlite3.connect(tmp_path / "store.db") as database:
+        names = ", ".join(CallRow._fields)
+        rows = [CallRow._make(row) for row in database.execute(f"SELECT {names} FROM calls ORDER BY seq")]
+    database.close()
+    assert rows
+    turned = [row._replace(**{column: f"{getattr(row, column)}{{"}) for row in rows]
+    segments = {row.attempt_id: [] for row in rows}
+    with pytest.raises(StoreError, match="index"):
+        assemble(CallTable(turned, segments), ids)
 
 
 @pytest.mark.parametrize("value", ["{", "", None, "[1", b"\xff\xfe", '{"a": 1'])

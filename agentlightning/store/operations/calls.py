@@ -12,7 +12,7 @@ from agentlightning.errors import ConflictError, StoreError
 from agentlightning.store.database.schema import calls, rollouts, segments
 from agentlightning.store.database.transaction import IDS_PER_QUERY, Statement, Transaction
 from agentlightning.store.operations import spans
-from agentlightning.store.operations.codec import decode, encode
+from agentlightning.store.operations.codec import decode, encode, of_row
 from agentlightning.store.operations.segments import TOKEN_BYTES, SegmentRow, SegmentTree
 from agentlightning.store.operations.sharing import RowSource, SharedRows, missing_source
 from agentlightning.types import Call, CallInfo, CallRecord, Segment
@@ -209,7 +209,7 @@ def fetch_segments(tx: Transaction, attempt_ids: Sequence[str]) -> dict[str, lis
         if source is not None and source not in held:
             raise missing_source(f"Segment '{row.segment_id}' has its tokens from segment", source)
         tokens = {} if source is None else dict(zip(_TOKENS, held[source], strict=True))
-        by_attempt[attempt_id].append(row._replace(**tokens))
+        of_row(by_attempt, attempt_id, "a segment").append(row._replace(**tokens))
     return by_attempt
 
 
@@ -228,7 +228,8 @@ def assemble(table: CallTable, rollout_ids: Sequence[str]) -> dict[str, Sequence
     found: dict[str, list[Call]] = {rollout_id: [] for rollout_id in rollout_ids}
     trees = {attempt_id: SegmentTree(rows) for attempt_id, rows in table.segments.items()}
     for row in table.calls:
-        found[row.rollout_id].append(_to_call(row, trees[row.attempt_id]))
+        tree = of_row(trees, row.attempt_id, "a call")
+        of_row(found, row.rollout_id, "a call").append(_to_call(row, tree))
     return dict(found)
 
 

@@ -10,7 +10,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from agentlightning.types import Attempt, AttemptStatus, Outcome, Rollout, Rollo
 from agentlightning.types.ids import random_hex
 from agentlightning.types.rollout import Record
 
+T = TypeVar("T")
 DEFAULT_CONFIG = RolloutConfig()
 MAX_DEPTH = 128
 """How deep a task may be nested."""
@@ -134,6 +135,16 @@ def decode(text: str, column: str, key: object, *, type: Any = Any) -> Any:
             f"{column} of '{key}' is damaged in the store: {error}. Keep a copy of the store, and repair or delete "
             "that row."
         ) from error
+
+
+def of_row(found: Mapping[str, T], key: str, what: str) -> T:
+    """What there is for the id that a row has. Raises StoreError where a damaged index led to a row of another id."""
+    if key not in found:
+        raise StoreError(
+            f"An index of the store is damaged: it leads to {what} of '{key}', which is none of those that were looked "
+            "for. Keep a copy of the store, then try `sqlite3 FILE REINDEX` (PostgreSQL: REINDEX DATABASE)."
+        )
+    return found[key]
 
 
 def encode_metadata(metadata: Mapping[str, Any] | None) -> str | None:
