@@ -23,7 +23,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.files import meant_by
 from agentlightning.gateway.routing.upstream import Provider
 from agentlightning.keys import not_empty
-from agentlightning.net.outgoing import http_session
+from agentlightning.net.outgoing import http_session, reason_of
 from agentlightning.trainer import Trainer
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import Demonstrations, PromptTemplate, RolloutConfig, SystemPrompt, ToolDescription
@@ -151,7 +151,7 @@ async def only_model(endpoint: str, key: str | None) -> str:
             names = [str(entry["id"]) for entry in (await answer.json(content_type=None))["data"]]
     except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(
-            f"{endpoint} does not say which models it serves ({error or type(error).__name__}). Check --endpoint and "
+            f"{endpoint} does not say which models it serves ({reason_of(error)}). Check --endpoint and "
             "--api-key, or name the model with --endpoint-model."
         ) from error
     if len(names) != 1:

@@ -15,6 +15,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.litagent import LitAgent
 from agentlightning.runner.remote import Address, serve_rollouts
 from agentlightning.store import LightningStoreClient
+from agentlightning.store.http.client import RETRY_SECONDS
 from agentlightning.trainer.sync import run_sync, stop_on_interrupt
 
 console = Console(highlight=False, soft_wrap=True)
@@ -35,7 +36,8 @@ def run_runner(options: RunnerOptions) -> None:
 
 async def _serve(agent: LitAgent[Any], address: Address, options: RunnerOptions) -> bool:
     """Whether Ctrl-C ended it."""
-    client = LightningStoreClient(address.url, key=address.key)
+    tried = min(RETRY_SECONDS, options.give_up_after or RETRY_SECONDS)
+    client = LightningStoreClient(address.url, key=address.key, retry_seconds=tried)
     console.print(f"Looking for the store at {address.url} …")
     try:
         await client.statistics()  # is it there, and may we?

@@ -35,7 +35,7 @@ def root(
     path: StorePath = None,
     dsn: StoreDsn = None,
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --key.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 4747,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 4747,
     key: Annotated[
         str | None, key_option("AGL_STORE_KEY", "Admin key that clients must send; one is made on loopback.")
     ] = None,

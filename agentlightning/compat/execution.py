@@ -96,5 +96,5 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         }
         known = {name: str(value) for name, value in given.items() if value is not None}
         environment = {**os.environ, **known}
-        runners = "processes" if environment.get("AGL_CURRENT_ROLE", "both").lower() == "both" else None
+        runners = "processes" if (environment.get("AGL_CURRENT_ROLE") or "both").lower() == "both" else None
         self._become(replace(Strategy.read(runners, environment), n_runners=n_runners))

@@ -7,6 +7,7 @@ the sum of the rewards.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import random
 import re
@@ -112,7 +113,20 @@ class GymEnvironment(Environment):
                 given["render_mode"] = "ansi"
             return gymnasium.make(self._name, disable_env_checker=True, **given)
         except (gymnasium.error.Error, ImportError, TypeError) as error:
-            raise ConfigError(f"gym:{self._name} cannot be made: {error}") from error
+            said = str(error).rstrip(".")
+            said += f"{'' if said.endswith('?') else '.'}{self._otherwise(error)}"
+            raise ConfigError(f"gym:{self._name} cannot be made: {said}") from error
+
+    def _otherwise(self, error: Exception) -> str:
+        """What to give in place of a name or an option that Gymnasium does not know."""
+        gymnasium = _gymnasium()
+        if isinstance(error, gymnasium.error.NameNotFound) and "Did you mean" not in str(error):
+            return " All names:  python -c 'import gymnasium; gymnasium.pprint_registry()'"
+        creator = gymnasium.spec(self._name).entry_point if isinstance(error, TypeError) else None
+        if creator is None:
+            return ""
+        creator = gymnasium.envs.registration.load_env_creator(creator) if isinstance(creator, str) else creator
+        return f" Its options are {', '.join(inspect.signature(creator).parameters)}."
 
     def shown(self, made: Any, observation: Any) -> str:
         """An observation in words: itself, if it is a text, else what is drawn, else JSON."""

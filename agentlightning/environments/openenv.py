@@ -30,7 +30,7 @@ from agentlightning.environments.foreign import module_path
 from agentlightning.environments.playing import ActionResult, PlayedEpisode, Player, last_number, seeds_of
 from agentlightning.errors import ConfigError, ExecutorError
 from agentlightning.litagent.program import base_environment
-from agentlightning.net.outgoing import http_session
+from agentlightning.net.outgoing import http_session, reason_of
 
 _FULL = "CAPACITY_REACHED"
 _WAIT_SECONDS = 120.0
@@ -131,7 +131,9 @@ class OpenEnvEnvironment(Environment):
                         found.raise_for_status()
                         schema = (await found.json())["action"]
             except (aiohttp.ClientError, OSError, ValueError, KeyError, TimeoutError) as error:
-                raise ExecutorError(f"openenv:{self.url} is no server of OpenEnv that answers: {error}") from error
+                raise ExecutorError(
+                    f"openenv:{self.url} is no server of OpenEnv that answers: {reason_of(error)}"
+                ) from error
             connection = await _connected(session, url, headers, self.seconds)
             try:
                 yield _OpenEnvEpisode(self, connection, schema, seed)
@@ -214,7 +216,7 @@ async def _connected(
             await connection.send_str(json.dumps({"type": "state"}))
             answer = await _received(connection, seconds)
         except (aiohttp.ClientError, OSError) as error:
-            raise ExecutorError(f"openenv:{url} opens no WebSocket: {error}") from error
+            raise ExecutorError(f"openenv:{url} opens no WebSocket: {reason_of(error)}") from error
         if not (answer["type"] == "error" and answer["data"].get("code") == _FULL):
             return connection
         await _closed(connection)

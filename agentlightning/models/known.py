@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from agentlightning.errors import ModelError
@@ -56,6 +57,8 @@ def known_shape(model: str) -> ModelShape:
     """
     if is_size(model):
         return SIZES[model.lower()]
+    if re.fullmatch(r"\d+(\.\d+)?[bm]", model.lower()) and not Path(model).exists():
+        raise ModelError(f"There is no size {model!r} here. Give the next larger one: {', '.join(SIZES)}.")
     shape = read_shape(model)
     if shape is None:
         raise ModelError(

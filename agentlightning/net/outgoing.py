@@ -16,6 +16,17 @@ class RedirectError(aiohttp.ClientError):
     """The server answers with another address, which is not asked."""
 
 
+def reason_of(error: Exception) -> str:
+    """Why a request was not answered, in words that name the address and nothing of the client."""
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return f"there is no host {error.host}"
+    if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, ConnectionRefusedError):
+        return f"nothing listens at {error.host}:{error.port}"
+    if isinstance(error, TimeoutError):
+        return "no answer came in time"
+    return str(error) or type(error).__name__
+
+
 def http_session(**settings: Any) -> aiohttp.ClientSession:
     """A session with aiohttp's settings, whose requests raise `RedirectError` where they would be redirected."""
     trace = aiohttp.TraceConfig()

@@ -86,7 +86,9 @@ def with_gateway(ending: Ending, summary: GatewaySummary) -> Ending:
     if summary.lost and ending.outcome is not Outcome.CANCELLED:
         return Ending(Outcome.INFRA_ERROR, "\n".join(filter(None, (summary.lost, ending.error))))
     if ending.outcome is Outcome.AGENT_ERROR and summary.infra_error:
-        return Ending(Outcome.INFRA_ERROR, f"{summary.infra_error}\n{ending.error}")
+        message, _, way = (ending.error or "").partition("\n")
+        said = message if summary.infra_error not in message else ""  # a client that repeats what the gateway answered
+        return Ending(Outcome.INFRA_ERROR, "\n".join(filter(None, (summary.infra_error, said, way))))
     if ending.outcome is Outcome.AGENT_ERROR and summary.refused_by_provider and summary.calls:
         return Ending(Outcome.JUDGE_ERROR, f"{summary.refused_by_provider}\n{ending.error}")
     if ending.outcome is Outcome.AGENT_ERROR and summary.refused_by_provider and not summary.forwarded:

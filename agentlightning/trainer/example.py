@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 from zlib import crc32
 
+from agentlightning.arguments import explained
 from agentlightning.errors import ConfigError, missing_extra
 from agentlightning.importing import MAIN_GUARD, loading
 from agentlightning.installation import pip_command
@@ -40,6 +41,7 @@ def example_dirs(module: str = "recipe") -> list[Path]:
     return [found[name] for name in sorted(found)]
 
 
+@explained
 def load_example(name: str, module: str) -> ModuleType:
     """A module of an example, as part of the package `agl_example_{name}`."""
     package = f"agl_example_{name}"

@@ -83,4 +83,5 @@ def prepare_folder(run_dir: Path, *, resuming: bool) -> None:
         with TemporaryFile(dir=run_dir):
             pass
     except OSError as error:
-        raise ConfigError(f"The run cannot write to {run_dir}: {error}. Give a run_dir where it can.") from error
+        why = error.strerror or error
+        raise ConfigError(f"The run cannot write to {run_dir}: {why}. Give a run_dir where it can.") from error

@@ -57,7 +57,7 @@ class Strategy:
         cls, runners: str | None, environment: Mapping[str, str] = os.environ, *, default: Runners = "inline"
     ) -> Strategy:
         """`default` is for a trainer that runs agents itself. Raises ConfigError for what makes no sense."""
-        role = environment.get("AGL_CURRENT_ROLE", "both").lower()
+        role = (environment.get("AGL_CURRENT_ROLE") or "both").lower()
         if role not in get_args(Role):
             raise VariableError(f"AGL_CURRENT_ROLE is '{role}'; it can be both, algorithm or runner.")
         chosen = runners or (default if role == "both" else "remote")
@@ -75,10 +75,10 @@ class Strategy:
                 "trainer, for example to the output of: openssl rand -hex 32"
             )
         try:
-            port = int(environment.get("AGL_SERVER_PORT", DEFAULT_PORT))
+            port = int(environment.get("AGL_SERVER_PORT") or DEFAULT_PORT)
         except ValueError:
             raise VariableError(f"AGL_SERVER_PORT is '{environment['AGL_SERVER_PORT']}', which is no number.") from None
-        host = environment.get("AGL_SERVER_HOST", "127.0.0.1")
+        host = environment.get("AGL_SERVER_HOST") or "127.0.0.1"
         return cls(role, chosen, host, port, key, managed)  # pyright: ignore[reportArgumentType]
 
     @property

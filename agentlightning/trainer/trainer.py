@@ -187,7 +187,7 @@ class Trainer(GivenByName):
         run_dir: str | Path | None = None,
         resume: str | Path | None = None,
         console: Console | None = None,
-        sinks: Sequence[Sink | str] = (),
+        sinks: Sequence[Sink | str] | Sink | str = (),
     ) -> None:
         check_parts(algorithm=algorithm, store=store, tracer=tracer, console=console)
         check_whole_numbers(
@@ -231,7 +231,8 @@ class Trainer(GivenByName):
             Path(run_dir) if run_dir else default_folder(self.algorithm, self.resume_from)
         )
         self.console = console
-        self.sinks = [*map(as_sink, sinks), *of_algorithm.sinks]
+        given = [sinks] if isinstance(sinks, Sink | str) else sinks
+        self.sinks = [*map(as_sink, given), *of_algorithm.sinks]
         check_each(sink=self.sinks)
         self._spent: Mapping[str, Spent] = {}
         """What was asked of other providers before a model process died."""

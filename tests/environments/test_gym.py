@@ -121,7 +121,8 @@ async def test_it_is_tried_out_at_random() -> None:
 @pytest.mark.parametrize(
     ("spec", "options", "words"),
     [
-        ("gym:NoSuch-v0", {}, "NoSuch"),
+        ("gym:NoSuch-v0", {}, "`NoSuch` doesn't exist. All names:  python -c"),
+        ("gym:FrozenLake-v1", {"slippery": False}, "is_slippery, "),
         ("gym:", {}, "behind the colon"),
         ("jym:Taxi-v4", {}, "gym:…"),
         ("gym", {}, "names no environment"),

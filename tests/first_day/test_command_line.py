@@ -183,6 +183,8 @@ def answer(command: str) -> str:
         ("train --resume runs/saved", "--resume runs/saved --config runs/saved/run.json --trust"),
         ("show runs/frist", "Did you mean runs/first?"),
         ("import chat.jsonl --to new.jsonl", "Did you mean chats.jsonl?"),
+        ("serve runs/first --port 99999", "it is '99999'; it must be at most 65535. Port to listen on"),
+        ("store --port -1", "it must be at least 0"),
         ("demo clac", "There is no example 'clac'"),
         (f"{TRAIN} --timeout 5m", "it is '5m'; it must be a number. Seconds for one attempt"),
         (f"{TRAIN} --timeout 0,5", "A number has a point here: 0.5. Seconds"),

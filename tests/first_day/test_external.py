@@ -11,7 +11,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from .day import agl, said, script
+from agentlightning.gateway.attempts import AttemptSummary
+from agentlightning.runner.endings import Ending, with_gateway
+from agentlightning.types import Outcome
+
+from .day import agl, answers, said, script
 
 AGENT = """
 import agentlightning as agl
@@ -97,3 +101,19 @@ def test_its_calls_are_recorded_and_shown(tmp_path: Path, endpoint: str) -> None
     told = json.loads(again.stdout)
     assert (told["rollouts"], told["reward"], told["outcomes"], told["run_dir"]) == (1, 1.0, {"ok": 1}, "again")
     assert [(one["task"], one["error"]) for one in told["each"]] == [("What is 6 * 7?", None)]
+
+
+def test_what_the_gateway_answered_is_said_once() -> None:
+    why = "The provider of 'llm' did not answer: nothing listens at 127.0.0.1:1."
+    given = Ending(Outcome.AGENT_ERROR, f"InternalServerError: Error code: 502 - {why}\n  File my_agent.py")
+    assert with_gateway(given, AttemptSummary(infra_error=why)).error == f"{why}\n  File my_agent.py"
+    given = Ending(Outcome.AGENT_ERROR, "ValueError: no answer\n  File my_agent.py")
+    assert with_gateway(given, AttemptSummary(infra_error=why)).error == f"{why}\n{given.error}"
+
+
+def test_a_runner_gives_up_on_a_store_that_was_never_there_as_soon_as_it_is_told(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    given = ("--server", "http://127.0.0.1:1", "--agent", "agent.py:agent", "--give-up-after", "0.1")
+    done = agl(tmp_path, "runner", *given)
+    answers(done, "cannot be reached: nothing listens at 127.0.0.1:1. Check that it runs (agl store)")
+    assert "is tried again" not in done.stderr  # which is said after three seconds

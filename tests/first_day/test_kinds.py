@@ -12,7 +12,11 @@ import pytest
 import agentlightning as agl
 from agentlightning.arguments import of_its_kinds
 from agentlightning.emitter.record import plain
+from agentlightning.metrics import Sink
+from agentlightning.models.known import known_shape
 from agentlightning.runner.hints import CALL_IT, NO_AWAIT, hint_for, hint_if_heard
+from agentlightning.trainer.folder import prepare_folder
+from agentlightning.trainer.strategy import Strategy
 
 NAMES: dict[str, Any] = {"agl": sys.modules["agentlightning"], "Path": Path}
 LATE = "agl.Program(['python', '-V'], {})"
@@ -36,6 +40,10 @@ LATE = "agl.Program(['python', '-V'], {})"
         ),
         ("agl.Prices(1, 2)", "for example Prices(critic_input=…)"),
         ("agl.LossSpec(lambda entries, config: 0)", "path of LossSpec is <function"),
+        ("agl.Constraint()", "Constraint needs part"),
+        ("agl.load_example('calc')", "load_example needs module"),
+        ("agl.Trainer(sinks='tensorbord')", "There is no tracker 'tensorbord'"),
+        ("agl.Trainer(sinks=[3])", "which is no Sink"),
         (LATE.format("limits={'cpu_seconds': 1}"), "limits of Program is {'cpu_seconds': 1}; it must be agl.Limits(…)"),
         (LATE.format("env={'A': 1}"), "env of Program is {'A': 1}; it must be a dict of texts"),
         (LATE.format("grader=1.0"), "it must be a list of texts or a text or a function (or None)"),
@@ -94,3 +102,24 @@ class Late(agl.LitAgent[Any]):
 def test_an_async_method_with_the_name_of_the_other() -> None:
     with pytest.raises(agl.ConfigError, match=r"Late\.rollout is async: call it rollout_async"):
         agl.Trainer().fit(Late(), [1])
+
+
+def test_one_sink_is_as_good_as_several() -> None:
+    silent = Sink()
+    assert agl.Trainer(sinks=silent).sinks == agl.Trainer(sinks=[silent]).sinks == [silent]
+
+
+def test_an_empty_variable_is_none() -> None:
+    empty = Strategy.read(None, {"AGL_CURRENT_ROLE": "", "AGL_SERVER_PORT": "", "AGL_SERVER_HOST": ""})
+    assert empty == Strategy.read(None, {})
+
+
+def test_a_run_in_the_place_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").touch()
+    with pytest.raises(agl.ConfigError, match=r"The run cannot write to .*tasks.jsonl: [A-Z][a-z ]+\. Give a run_dir"):
+        prepare_folder(tmp_path / "tasks.jsonl", resuming=False)
+
+
+def test_a_size_that_is_not_in_the_table() -> None:
+    with pytest.raises(agl.ModelError, match=r"no size '7B' here. Give the next larger one: 135m, .*8b"):
+        known_shape("7B")

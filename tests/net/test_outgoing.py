@@ -20,6 +20,7 @@ from agentlightning.errors import AgentLightningError
 from agentlightning.gateway import Gateway, Provider
 from agentlightning.litagent import Kubernetes
 from agentlightning.litagent.kubernetes.api import ClusterApi
+from agentlightning.net.outgoing import http_session, reason_of
 from agentlightning.net.server import LoopServer
 from agentlightning.runner.remote import Address, RemoteGateway
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient
@@ -171,3 +172,27 @@ def test_every_client_is_made_in_one_place() -> None:
                 if called in making:
                     found.add(file.relative_to(root.parent).as_posix())
     assert found == {"agentlightning/net/outgoing.py"}
+
+
+NOTHING = "nothing listens at 127.0.0.1:1"
+"""A port that only root may open, and nobody does."""
+
+
+@pytest.mark.parametrize("ask_it", [of_a_provider, of_a_critic, of_a_store])
+async def test_where_nothing_listens_is_said_by_its_address(ask_it: Callable[[str], Awaitable[str]]) -> None:
+    said = await ask_it("http://127.0.0.1:1")
+    assert NOTHING in said
+    assert "ssl" not in said
+    assert "ClientConnectorError" not in said
+
+
+async def test_why_a_request_was_not_answered() -> None:
+    async with http_session() as session:
+        with pytest.raises(aiohttp.ClientError) as refused:
+            await session.get("http://127.0.0.1:1")
+        with pytest.raises(aiohttp.ClientError) as unknown:
+            await session.get("http://no-such-host.invalid")
+    assert reason_of(refused.value) == NOTHING
+    assert reason_of(unknown.value) == "there is no host no-such-host.invalid"
+    assert reason_of(TimeoutError()) == "no answer came in time"
+    assert reason_of(OSError()) == "OSError"

@@ -30,6 +30,7 @@ from agentlightning.algorithm.part import (
 from agentlightning.algorithm.records import ByName, value_of
 from agentlightning.algorithm.rollout_verdicts import absent_part
 from agentlightning.algorithm.settings import TrainingSettings
+from agentlightning.arguments import explained_class
 from agentlightning.errors import ConfigError
 from agentlightning.types.finding import Finding, problem
 
@@ -39,6 +40,7 @@ T_95 = 2.36
 """… and the 0.975 quantile of Student's t for so many: by how many standard errors they must be beyond the bound."""
 
 
+@explained_class
 @dataclass(frozen=True)
 class Constraint(ByName):
     """A bound on the mean of a part of the reward: `GRPO(constraint=agl.Constraint("cost", at_most=0.02))`."""

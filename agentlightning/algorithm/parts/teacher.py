@@ -93,7 +93,7 @@ class EndpointTeacher:
     async def _post(self, session: Any, ids: Int32Array, how: dict[str, Any]) -> Any:
         import aiohttp
 
-        from agentlightning.net.outgoing import RedirectError
+        from agentlightning.net.outgoing import RedirectError, reason_of
 
         body = {"model": self._name, "prompt": ids.tolist(), "max_tokens": 1, "temperature": 0.0, **how}
         said = ""
@@ -110,7 +110,7 @@ class EndpointTeacher:
                     if response.status < 500 and response.status != 429:
                         break
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                said = str(error) or type(error).__name__
+                said = reason_of(error)
                 if isinstance(error, RedirectError):
                     break
             if tried + 1 < TRIES:

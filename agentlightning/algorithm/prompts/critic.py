@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import aiohttp
 
 from agentlightning.engine.base import Engine, SamplingParams, concat
-from agentlightning.net.outgoing import RedirectError, http_session
+from agentlightning.net.outgoing import RedirectError, http_session, reason_of
 from agentlightning.rendering.base import Rendering
 
 Message = Mapping[str, str]
@@ -193,8 +193,9 @@ async def complete(
         except TimeoutError:
             failure = CriticFailure("timeout", f"no answer within {timeout:g} s")
         except Exception as error:  # whatever a client of the user's raises: the run outlives its critic
-            name = "" if isinstance(error, _CriticRefused) else f"{type(error).__name__}: "
-            failure = CriticFailure("error", f"{name}{error}"[:500])
+            known = isinstance(error, _CriticRefused | aiohttp.ClientConnectorError)
+            name = "" if known else f"{type(error).__name__}: "
+            failure = CriticFailure("error", f"{name}{reason_of(error)}"[:500])
             if not _passing(error):
                 break
         await asyncio.sleep(0.2 * 2**number)

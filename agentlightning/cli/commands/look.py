@@ -298,7 +298,7 @@ class DashboardOptions(Command):
         ),
     ] = None
     host: Annotated[str, Option(help="Address to listen on; other than loopback needs --key.")] = "127.0.0.1"
-    port: Annotated[int, Option(help="Port to listen on; 0 takes a free one.")] = 0
+    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0
     key: Annotated[str | None, key_option("AGL_STORE_KEY", "What one logs in with.")] = None
     allow_host: AllowHost = field(default_factory=list)
     browser: Annotated[bool, Option("--open/--no-open", help="Open it in a browser.")] = True

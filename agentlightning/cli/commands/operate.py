@@ -79,7 +79,7 @@ class GatewayOptions(Command):
         ),
     ] = None
     host: Annotated[str, Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1"
-    port: Annotated[int, Option(help="Port to listen on; 0 takes a free one.")] = 8000
+    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000
     api_key: Annotated[
         str | None, key_option("AGL_API_KEY", "Key that clients must send; one is made with --upstream-key.")
     ] = None

@@ -61,7 +61,7 @@ class ServeOptions(Command):
         ),
     ] = field(default_factory=list)
     host: Annotated[str, Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1"
-    port: Annotated[int, Option(help="Port to listen on.")] = 8000
+    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on.")] = 8000
     api_key: Annotated[
         str | None, key_option("AGL_API_KEY", "Key that clients must send; one is made with --training.")
     ] = None

@@ -54,7 +54,7 @@ class DemoOptions(Command):
         Path | None, Option(help="Where the run leaves its files; a new folder runs/NAME-… if not given.")
     ] = None
     resume: Annotated[Path | None, Option(help="Go on from a run's folder or a checkpoint.")] = None
-    port: Annotated[int | None, Option(help="Port of the gateway; a free one if not given.")] = None
+    port: Annotated[int | None, Option(min=0, max=65535, help="Port of the gateway; a free one if not given.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

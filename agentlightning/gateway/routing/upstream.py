@@ -34,7 +34,7 @@ from agentlightning.gateway.routing.overheard import answer_in, overhear
 from agentlightning.gateway.routing.settings import RoutingSettings
 from agentlightning.gateway.routing.spending import Account, SpendingLimits, TokenPrice, Usage
 from agentlightning.keys import not_empty
-from agentlightning.net.outgoing import http_session
+from agentlightning.net.outgoing import http_session, reason_of
 from agentlightning.net.places import Places
 from agentlightning.types import Attributes, Span
 from agentlightning.types.spending import Spent
@@ -153,8 +153,9 @@ class Upstream:
             raise
         except (aiohttp.ClientError, TimeoutError) as failure:
             answers = answers and not isinstance(failure, aiohttp.ClientConnectorError)
-            error = f"{type(failure).__name__}: {failure}"
+            error = reason_of(failure)
             why = f"The provider of '{self._alias}' ({self._replica(live.rollout_id)}) did not answer: {error}."
+            why += " Check its base URL, and that it runs." if isinstance(failure, aiohttp.ClientConnectorError) else ""
             live.mark_infra_error(why)
             raise Refusal(why, status=502, kind="server_error", code="upstream_error") from failure
         finally:

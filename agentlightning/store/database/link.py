@@ -69,8 +69,9 @@ def connect(dsn: str) -> Connection:
     try:
         return psycopg.connect(dsn, autocommit=True, connect_timeout=10)
     except psycopg.Error as error:
+        form = " Give it as postgresql://USER@HOST/DATABASE." if 'missing "="' in str(error) else ""
         raise StoreUnavailableError(
-            f"PostgreSQL cannot be reached: {str(error).strip()}. Check that it runs, and its address."
+            f"PostgreSQL cannot be reached: {str(error).strip()}. Check that it runs, and its address.{form}"
         ) from error
 
 

@@ -28,7 +28,7 @@ from agentlightning.errors import (
 )
 from agentlightning.keys import not_empty
 from agentlightning.net.local_keys import find_key
-from agentlightning.net.outgoing import RedirectError, http_session
+from agentlightning.net.outgoing import RedirectError, http_session, reason_of
 from agentlightning.store.http.wire import JSON, MAX_WAIT_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -129,10 +129,8 @@ class Http:
             return StoreClosedError("The store's client was closed while it tried to reach the server.")
         if isinstance(error, StoreUnavailableError):
             return error
-        cause = str(error) or type(error).__name__
-        return StoreUnavailableError(
-            f"The store at {self.url} cannot be reached: {cause}. Check that it runs (agl store), and its address."
-        )
+        why = f"The store at {self.url} cannot be reached: {reason_of(error)}."
+        return StoreUnavailableError(f"{why} Check that it runs (agl store), and its address.")
 
     async def close(self) -> None:
         """Close the pools; those of other event loops are closed there."""
