@@ -7,6 +7,7 @@ Good rollouts that another run recorded are learned as they were sampled (`Recor
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -24,6 +25,7 @@ from agentlightning.algorithm.sampling.examples import (
     ExampleSource,
     chat_episodes,
     check_examples,
+    is_answered,
     messages_of,
     pair_episodes,
     pair_of,
@@ -38,6 +40,8 @@ from agentlightning.models import resolve_model
 from agentlightning.store import SqliteLightningStore
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Dataset, RolloutMode, RolloutStatus, Run
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +134,11 @@ class SFT(GRPO):
     def check_data(self, train: Dataset[Any]) -> None:
         if self.source == "chats":
             check_examples(train, messages_of, "conversations")
+        elif self.samples and len(train) and is_answered(train[0]):
+            logger.warning(
+                "The tasks are conversations with answers, and SFT learns an agent's own good rollouts of them. "
+                "To learn the conversations themselves: SFT(source='chats')."
+            )
 
     def make_source(self, schedule: TaskSchedule, again: Sequence[int], finished: FinishedRollouts) -> Source:
         rollouts = super().make_source(schedule, again, finished)

@@ -466,7 +466,9 @@ def _add_all(result: Sequence[Any], trace: Trace) -> bool:
     result = [_recorded(item, trace) for item in result]
     if not all(isinstance(item, Span | Triplet) for item in result):
         numbers = all(isinstance(item, int | float) for item in result)
+        chat = all(isinstance(item, Mapping) and "role" in item for item in result)
         one = " Return one number, such as their mean." if numbers else ""
+        one = " Return the reward: what was said is recorded already." if chat else one
         raise AgentError(f"The agent returned a list that holds something else than spans or triplets.{one}")
     for item in result:
         if isinstance(item, Span):

@@ -83,4 +83,6 @@ def _said(value: Any) -> str:
 
 def _words(error: Exception) -> str:
     """What the package says, without the list of all that it tried."""
-    return " ".join(str(error).split())[:600] or type(error).__name__
+    said = " ".join(str(error).split())[:600] or type(error).__name__
+    offline = ". It was not downloaded before, and HF_HUB_OFFLINE forbids to do it now" if "OfflineMode" in said else ""
+    return f"{said}{offline}."

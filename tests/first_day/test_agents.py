@@ -81,6 +81,10 @@ async def a_field_that_is_not_there(task: Any, llm: agl.LLM) -> float:
     return float(task["anwser"] == "42")
 
 
+async def a_list_of_messages(task: Any, llm: agl.LLM) -> Any:
+    return [{"role": "user", "content": "hi"}]
+
+
 async def a_list_of_numbers(task: Any, llm: agl.LLM) -> Any:
     return [1.0, 0.5]
 
@@ -135,6 +139,7 @@ EXPECTED = {
     "nothing": ["Return a number from the agent", "emit_reward"],
     "a_forgotten_await": ["returned a coroutine", "await it inside"],
     "a_field_that_is_not_there": ["KeyError: 'anwser'", MINE, '"anwser"'],
+    "a_list_of_messages": ["Return the reward: what was said is recorded already."],
     "a_list_of_numbers": ["a list that holds something else than spans or triplets", "Return one number"],
     "exits": ["SystemExit(3)"],
 }

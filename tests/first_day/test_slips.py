@@ -69,6 +69,21 @@ def test_a_run_that_nobody_awaits() -> None:
     begun.close()
 
 
+def test_chats_that_are_given_as_tasks_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}
+    for tasks in ([chat], [{"messages": chat["messages"][:1]}], [{"question": "hi"}], ["hi"]):
+        agl.SFT(model="calc").check_data(tasks)
+    assert caplog.text.count("To learn the conversations themselves: SFT(source='chats')") == 1
+
+
+def test_an_assistant_that_says_nothing() -> None:
+    asked, call = {"role": "user", "content": "hi"}, {"function": {"name": "f", "arguments": "{}"}}
+    silent = {"role": "assistant", "content": ""}
+    with pytest.raises(agl.ConfigError, match="The assistant says nothing in this chat"):
+        agl.SFT(model="calc", source="chats").check_data([{"messages": [asked, silent]}])
+    agl.SFT(model="calc", source="chats").check_data([{"messages": [asked, {**silent, "tool_calls": [call]}]}])
+
+
 def test_a_method_that_belongs_to_no_object() -> None:
     with pytest.raises(agl.ConfigError, match=r"fit\(MyClass\(\)\.run, tasks\)"):
 

@@ -131,9 +131,19 @@ def check_examples(examples: Dataset[Any], read: Callable[[Any], object], what: 
 def messages_of(chat: Any) -> tuple[Messages, Tools]:
     """A conversation's messages and tools. Raises ConfigError for what is none, and where nothing is to be learned."""
     messages, tools = _conversation(chat)
-    if not any(_is_learned(m) for m in messages):
+    learned = [m for m in messages if _is_learned(m)]
+    if not learned:
         raise ConfigError(f"A chat without an assistant message has nothing to learn: {str(messages)[:200]}")
+    if not any(m.get("content") or any(map(m.get, _INSTEAD_OF_CONTENT)) for m in learned):
+        raise ConfigError(f"The assistant says nothing in this chat, so nothing is to learn: {str(messages)[:200]}")
     return messages, tools
+
+
+def is_answered(task: Any) -> bool:
+    """Whether it is a conversation that ends with the assistant's answer."""
+    messages = task.get("messages") if _is_record(task) else None
+    last = messages[-1] if isinstance(messages, list) and messages else {}
+    return _is_record(last) and last.get("role") == "assistant"
 
 
 def pair_of(example: Any) -> tuple[Messages, Tools, Messages, Messages]:
