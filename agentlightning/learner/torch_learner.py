@@ -6,8 +6,8 @@ Shape letters: E loss entries.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,21 @@ from agentlightning.types.call import Float32Array
 logger = logging.getLogger(__name__)
 
 STATE_FILE = "optimizer.pt"
+
+
+@contextmanager
+def _in_one_order(device: torch.device) -> Iterator[None]:
+    """On a CPU, let the gradients of a state that several tokens follow be added up in one order. Else several threads
+    add them as they come, so that equal runs differ in the last bit. On a GPU this sum has one order by itself."""
+    if device.type != "cpu":
+        yield
+        return
+    before, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warns)
 
 
 class TorchLearner:
@@ -117,7 +132,7 @@ class TorchLearner:
         """Add the gradients of the loss on `batch` to those that are there."""
         scores, value, metrics = self._loss(batch, loss)
         self._passed.append(batch)
-        with self._replaying():  # what is computed a second time for its gradient, too
+        with self._replaying(), _in_one_order(self.policy.device):  # what is computed again for its gradient, too
             value.backward()
         if self._routing is not None:
             metrics["rerouted"] = self._routing.moved()

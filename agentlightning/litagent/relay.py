@@ -63,9 +63,9 @@ def pump(source: socket.socket, sink: socket.socket) -> None:
         sink.shutdown(socket.SHUT_WR)
 
 
-def connect(client: socket.socket, path: str, places: threading.Semaphore) -> None:
+def connect(client: socket.socket, gateway: socket.socket, path: str, places: threading.Semaphore) -> None:
     try:
-        with contextlib.suppress(OSError, RuntimeError), client, socket.socket(socket.AF_UNIX) as gateway:
+        with contextlib.suppress(OSError, RuntimeError), client, gateway:
             gateway.connect(path)
             back = threading.Thread(target=pump, args=(gateway, client), daemon=True)
             back.start()
@@ -79,12 +79,15 @@ def serve(listening: socket.socket, path: str) -> None:
     places = threading.Semaphore(MOST_CONNECTIONS)
     while True:
         places.acquire()
-        try:
-            client, _ = listening.accept()
-            threading.Thread(target=connect, args=(client, path, places), daemon=True).start()
-        except (OSError, RuntimeError):  # no file descriptor or thread is left: some connection will end
-            places.release()
-            time.sleep(0.1)
+        with contextlib.ExitStack() as opened:
+            try:  # first what leads on, so that who is let in does not lack it
+                gateway = opened.enter_context(socket.socket(socket.AF_UNIX))
+                client = opened.enter_context(listening.accept()[0])
+                threading.Thread(target=connect, args=(client, gateway, path, places), daemon=True).start()
+                opened.pop_all()
+            except (OSError, RuntimeError):  # no file descriptor or thread is left: some connection will end
+                places.release()
+                time.sleep(0.1)
 
 
 def become(user: int) -> None:

@@ -165,3 +165,28 @@ def test_saved_and_loaded_goes_on_identically(tiny_model_dir, tmp_path, make_cal
     assert second.policy.version == first.policy.version == 2
     pairs = zip(first.policy.trainable(), second.policy.trainable(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_gradients_are_added_in_one_order_by_several_threads_too(
+    policy: Policy, group_of_conversations: list[CreditedCall]
+) -> None:
+    """Threads that add to the same state as they come end in one of several last bits: equal runs would differ."""
+    batch, loss, seen = pack(group_of_conversations), LossConfig(name="reinforce"), list[bool]()
+    hook = next(policy.model.parameters()).register_hook(
+        lambda _: seen.append(torch.are_deterministic_algorithms_enabled())
+    )
+    learner, threads = TorchLearner(policy), torch.get_num_threads()
+    found = list[dict[str, torch.Tensor]]()
+    try:
+        for count in (1, 2, 2, 2, 2, 2, 2, 2):
+            torch.set_num_threads(count)
+            learner.forward_backward(batch, loss)
+            found.append(gradients(policy))
+    finally:
+        torch.set_num_threads(threads)
+        hook.remove()
+    assert seen
+    assert all(seen)
+    assert not torch.are_deterministic_algorithms_enabled(), "only while gradients are added"
+    for again in found[2:]:
+        assert all(torch.equal(again[name], found[1][name]) for name in again)

@@ -85,7 +85,7 @@ def check_kubectl() -> None:
     """Raises ConfigError where there is no kubectl."""
     if shutil.which("kubectl") is None:
         raise ConfigError(
-            "engine=kubernetes needs kubectl, and there is none here: https://kubernetes.io/docs/tasks/tools"
+            "engine=kubernetes needs kubectl, and there is none here. Install it: https://kubernetes.io/docs/tasks/tools."
         )
 
 
