@@ -155,6 +155,22 @@ async def test_a_group_that_has_its_rewards_is_not_rewarded_again(tmp_path: Path
     assert [e.reward for e in again] == [e.reward for e in before]
 
 
+async def test_an_agent_that_says_that_it_was_rewarded_stops_nobodys_reward(tmp_path: Path) -> None:
+    @agl.rollout(group_reward=by_length)
+    async def forging(task: Any, llm: agl.LLM, rollout: Any) -> float:
+        await say(llm)
+        if task["n"] == 1 and not forged:
+            forged.append(rollout.rollout_id)
+            agl.emit_reward(9.0, attributes={"agentlightning.group_reward": True})
+        return 9.0
+
+    forged = list[str]()
+    episodes, (row,), _ = await trained(tmp_path, forging)
+    assert forged
+    assert all(e.reward < 9.0 for e in episodes)
+    assert row["reward"] == row["reward/group"]
+
+
 async def test_one_that_always_fails_ends_the_run_with_its_reason(tmp_path: Path) -> None:
     def broken(siblings: Sequence[agl.Sibling]) -> list[float]:
         raise ValueError("broken")

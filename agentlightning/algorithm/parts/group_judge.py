@@ -359,9 +359,10 @@ class _Judging(RunHooks):
         """Judge a group, unless that was done before the run was interrupted."""
         good = [r for r in records if r.attempt and r.attempt.outcome in (Outcome.OK, Outcome.TRUNCATED)]
         spans = [(await self._store.query_spans(r.rollout.rollout_id, "latest")).items for r in good]
-        before = [s for of_one in spans for s in of_one if JUDGED in s.attributes]
-        if not good or before:
-            if why := before[0].attributes.get(f"{ATTRIBUTES}.masked") if before else None:
+        before = [next((s for s in of_one if JUDGED in s.attributes), None) for of_one in spans]
+        if all(before):  # all are written at once; one alone is an agent's own span
+            first = before[0] if before else None
+            if why := first and first.attributes.get(f"{ATTRIBUTES}.masked"):
                 await mask_as_judge_error(self._store, good, str(why))
             return
         shown = [_conversation(record, of_one) for record, of_one in zip(good, spans, strict=True)]

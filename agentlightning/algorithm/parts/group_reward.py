@@ -114,8 +114,8 @@ class _Rewarding(RunHooks):
     async def _reward(self, records: Sequence[RolloutRecord]) -> None:
         """Reward a group, unless that was done before the run was interrupted."""
         good = [r for r in records if r.attempt and r.attempt.outcome in (Outcome.OK, Outcome.TRUNCATED)]
-        if not good or any(GROUP_REWARDED in span.attributes for r in good for span in r.spans):
-            return
+        if all(any(GROUP_REWARDED in span.attributes for span in r.spans) for r in good):
+            return  # all are written at once; one alone is an agent's own span, and stops nobody's reward
         siblings = [await self._sibling(record) for record in good]
         try:
             found = await rewards_of(self._function, siblings)
