@@ -23,7 +23,7 @@ from agentlightning.errors import ConfigError, ExecutorError
 from agentlightning.files import remove_tree
 from agentlightning.litagent import view
 from agentlightning.litagent.bubblewrap import ENDPOINTS, Bubblewrap, bubblewrapped
-from agentlightning.litagent.process import Captured, Finished, Limits, run_command
+from agentlightning.litagent.process import MARK, Captured, Finished, Limits, run_command
 from agentlightning.types.ids import random_hex
 
 PLACES = ("/logs/agent", "/logs/verifier", "/logs/artifacts", "/tests", "/solution")
@@ -288,6 +288,14 @@ def endpoint_inside(environment: Mapping[str, str]) -> dict[str, str]:
         return parts._replace(netloc=f"127.0.0.1:{parts.port or 80}").geturl()
 
     return {name: local(value) if name in ENDPOINTS else value for name, value in environment.items()}
+
+
+def ending(mark: str) -> str:
+    """The line of shell that ends every process whose environment has this mark."""
+    return (
+        "for place in /proc/[0-9]*; do tr '\\0' '\\n' < $place/environ 2>/dev/null | "
+        f"grep -qx {MARK}={mark} && kill -9 ${{place#/proc/}}; done; true"
+    )
 
 
 def last_words(text: str) -> str:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from agentlightning.environments.harbor.boxes import PLACES, Box, BoxRequest, exported, last_words
+from agentlightning.environments.harbor.boxes import PLACES, Box, BoxRequest, ending, exported, last_words
 from agentlightning.environments.harbor.compose import ImageRecipe
 from agentlightning.errors import ConfigError, ExecutorError
 from agentlightning.litagent.bubblewrap import INSIDE, Passage
@@ -198,12 +198,10 @@ class ContainerBox(Box):
 
     async def _end(self, mark: str) -> None:
         """End what a command has started, which its client's end does not."""
-        script = (
-            "for place in /proc/[0-9]*; do tr '\\0' '\\n' < $place/environ 2>/dev/null | "
-            f"grep -qx {MARK}={mark} && kill -9 ${{place#/proc/}}; done; true"
-        )
         with suppress(ExecutorError):
-            await call_engine(self._engine, ["exec", "--user", "0", self._name, "sh", "-c", script], "end a command")
+            await call_engine(
+                self._engine, ["exec", "--user", "0", self._name, "sh", "-c", ending(mark)], "end a command"
+            )
 
     async def put(self, folder: Path, place: str) -> None:
         await call_engine(

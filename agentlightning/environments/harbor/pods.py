@@ -22,7 +22,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from agentlightning.environments.harbor.boxes import PLACES, Box, BoxRequest, check_variables, last_words, packed
+from agentlightning.environments.harbor.boxes import (
+    PLACES,
+    Box,
+    BoxRequest,
+    check_variables,
+    ending,
+    last_words,
+    packed,
+)
 from agentlightning.environments.harbor.containers import LONGEST_SECONDS, STAYS
 from agentlightning.environments.harbor.format import EnvironmentSection, HarborTask
 from agentlightning.environments.harbor.removal import removed_afterwards
@@ -233,13 +241,9 @@ class PodBox(Box):
 
     async def _end(self, mark: str) -> None:
         """End what a command has started, which its client's end does not."""
-        script = (
-            "for place in /proc/[0-9]*; do tr '\\0' '\\n' < $place/environ 2>/dev/null | "
-            f"grep -qx {MARK}={mark} && kill -9 ${{place#/proc/}}; done; true"
-        )
         with suppress(ExecutorError, AgentError, TimeoutError):
             async with asyncio.timeout(30.0):
-                await self._exec(["sh"], script.encode())
+                await self._exec(["sh"], ending(mark).encode())
 
     async def put(self, folder: Path, place: str) -> None:
         script = 'mkdir -p "$0" && exec tar -xof - -C "$0"'
