@@ -32,8 +32,7 @@ from functools import partial
 from tempfile import TemporaryFile
 from typing import Any
 from urllib.error import URLError
-from urllib.request import Request as HttpRequest
-from urllib.request import urlopen
+from urllib.request import Request as HttpRequest, urlopen
 
 import numpy as np
 import torch

@@ -257,8 +257,7 @@ def explore_store(
 ) -> Counter[str]:
     """Ask every operation of the store's OpenAPI document so often; the statuses of the answers."""
     import schemathesis
-    from hypothesis import HealthCheck, given, settings
-    from hypothesis import seed as seeded
+    from hypothesis import HealthCheck, given, seed as seeded, settings
 
     from agentlightning.store.http.api import StoreApi
     from agentlightning.store.http.attendance import Attendance

@@ -27,6 +27,7 @@ LAYERS: list[set[str]] = [
         "terminal",
         "console",
         "keys",
+        "lazy",
         "files",
     },
     {"net"},

@@ -19,10 +19,18 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from tests.commands import ELSEWHERE as TYPED_ELSEWHERE
-from tests.commands import OTHER_BLOCKS, SERVING, SEVERAL, SHELL, TYPED, commands, name_of
-from tests.commands import PAGES as ALL_PAGES
-from tests.commands import blocks as all_blocks
+from tests.commands import (
+    ELSEWHERE as TYPED_ELSEWHERE,
+    OTHER_BLOCKS,
+    PAGES as ALL_PAGES,
+    SERVING,
+    SEVERAL,
+    SHELL,
+    TYPED,
+    blocks as all_blocks,
+    commands,
+    name_of,
+)
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])

@@ -23,8 +23,7 @@ from agentlightning.cli.commands.train import EvalOptions
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.store import location_of
 from agentlightning.cli.trust import code_in, require_trust
-from agentlightning.console import Console as Terminal
-from agentlightning.console import safe
+from agentlightning.console import Console as Terminal, safe
 from agentlightning.environments.base import environment_again
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings

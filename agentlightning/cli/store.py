@@ -18,7 +18,6 @@ from rich.table import Table
 
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.console import Console
-from agentlightning.dashboard import dashboard_url, served_with_dashboard
 from agentlightning.errors import ConfigError
 from agentlightning.files import meant_by, open_private
 from agentlightning.keys import ALL_SCOPES, new_secret, sign_attempt_key
@@ -183,6 +182,8 @@ async def _serve(
     secret: bytes | None,
     allow_hosts: Sequence[str],
 ) -> None:
+    from agentlightning.dashboard import dashboard_url, served_with_dashboard  # which those who only read do not need
+
     key = made or key
     async with location.opened(create=True) as store, AsyncExitStack() as stack:
         server = served_with_dashboard(store, host, port, admin_key=key, secret=secret, allow_hosts=allow_hosts)

@@ -30,8 +30,7 @@ from agentlightning.finetuning.queue import TRAINING, FineTuningQueue
 from agentlightning.finetuning.recipe import BaseModel
 from agentlightning.finetuning.records import Records, Row
 from agentlightning.finetuning.routes import ROUTES, ApiCall, Handler, as_response
-from agentlightning.finetuning.tinker.routes import PREFIX as TINKER_PREFIX
-from agentlightning.finetuning.tinker.routes import application
+from agentlightning.finetuning.tinker.routes import PREFIX as TINKER_PREFIX, application
 from agentlightning.finetuning.tinker.service import TinkerService
 from agentlightning.finetuning.training import MODELS_KEY, MODELS_URL
 from agentlightning.gateway.dialects import DIALECTS

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from agentlightning.learner.base import LossConfig
-from agentlightning.learner.loss import Entries
-from agentlightning.learner.loss import gspo as token_gspo
+from agentlightning.learner.loss import Entries, gspo as token_gspo
 
 
 def dro(entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:

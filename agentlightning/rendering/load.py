@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from agentlightning.errors import ModelError
@@ -190,11 +193,28 @@ def _arguments_of(tokenizer: Any) -> frozenset[str]:
 
 def _require_renderers() -> None:
     try:
-        import renderers  # noqa: F401
+        _import_renderers()
     except ImportError as error:
         from agentlightning.errors import missing_extra
 
         raise missing_extra("torch", error.name or "renderers") from error
+
+
+def _import_renderers() -> None:
+    """Without the client of OpenAI's, which `renderers` names in an annotation: to import it takes four times as long
+    as all else that is needed here."""
+    alone = threading.active_count() == 1  # another thread might import the client in the meantime
+    if not alone or "renderers" in sys.modules or "openai" in sys.modules:
+        import renderers
+
+        return
+    instead: Any = ModuleType("openai")
+    instead.AsyncOpenAI = object
+    sys.modules["openai"] = instead
+    try:
+        import renderers  # noqa: F401
+    finally:
+        del sys.modules["openai"]
 
 
 def _candidates() -> list[str]:

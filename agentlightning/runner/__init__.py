@@ -1,8 +1,5 @@
 """Runners claim rollouts from the store, execute the agent, and report what happened."""
 
-from agentlightning.runner.runner import LitAgentRunner, ModelAccess
+from agentlightning import lazy
 
-Runner = LitAgentRunner
-"""The older name of `LitAgentRunner`."""
-
-__all__ = ["LitAgentRunner", "ModelAccess", "Runner"]
+__getattr__, __dir__, __all__ = lazy.attach(__name__)

@@ -21,10 +21,18 @@ from agentlightning.store.database.jobs import JobTurn
 from agentlightning.store.database.notify import Notifier
 from agentlightning.store.database.transaction import Transaction, TransactionOperation
 from agentlightning.store.given import Given, takes
-from agentlightning.store.operations import attempts, calls, records, retention, rollouts, runs, workers
-from agentlightning.store.operations import query as searches
-from agentlightning.store.operations import resources as named_resources
-from agentlightning.store.operations import spans as span_rows
+from agentlightning.store.operations import (
+    attempts,
+    calls,
+    query as searches,
+    records,
+    resources as named_resources,
+    retention,
+    rollouts,
+    runs,
+    spans as span_rows,
+    workers,
+)
 from agentlightning.store.operations.codec import checked_id, new_id
 from agentlightning.store.operations.release import release
 from agentlightning.store.queries import (

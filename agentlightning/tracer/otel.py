@@ -11,10 +11,8 @@ import logging
 import os
 import weakref
 
-from opentelemetry import context as otel_context
-from opentelemetry import trace as otel_trace
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace import Span as SdkSpan
+from opentelemetry import context as otel_context, trace as otel_trace
+from opentelemetry.sdk.trace import ReadableSpan, Span as SdkSpan, SpanProcessor, TracerProvider
 
 from agentlightning.arguments import explained_class
 from agentlightning.tracer.base import FLUSH_SECONDS, Tracer

@@ -9,8 +9,7 @@ import datetime
 import json
 from typing import Any
 
-from opentelemetry import context as otel_context
-from opentelemetry import trace as otel_trace
+from opentelemetry import context as otel_context, trace as otel_trace
 from opentelemetry.trace import Status, StatusCode
 from opentelemetry.trace.propagation import set_span_in_context
 from weave.trace.call import Call

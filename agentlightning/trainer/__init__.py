@@ -1,6 +1,5 @@
 """The trainer wires everything together and owns the lifecycles."""
 
-from agentlightning.trainer.result import RunResult
-from agentlightning.trainer.trainer import Trainer
+from agentlightning import lazy
 
-__all__ = ["RunResult", "Trainer"]
+__getattr__, __dir__, __all__ = lazy.attach(__name__)

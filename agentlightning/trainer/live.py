@@ -27,14 +27,12 @@ from agentlightning.files import atomic_write
 from agentlightning.keys import new_key
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import StoreSink
-from agentlightning.metrics.standing import LIVE_FILE as LIVE_FILE
-from agentlightning.metrics.standing import write_end
+from agentlightning.metrics.standing import LIVE_FILE as LIVE_FILE, write_end
 from agentlightning.runner.remote import Address
 from agentlightning.store import LightningStoreClient
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql import SqlLightningStore
-from agentlightning.trainer.folder import RUN_FILE as RUN_FILE
-from agentlightning.trainer.folder import STORE_FILE
+from agentlightning.trainer.folder import RUN_FILE as RUN_FILE, STORE_FILE
 from agentlightning.types import FINISHED_ROLLOUT, RolloutStatus, Run, RunStatus
 from agentlightning.types.ids import random_hex
 

@@ -79,8 +79,14 @@ from agentlightning.trainer.folder import (
     prepare_folder,
     resumable_journal,
 )
-from agentlightning.trainer.live import RUN_FILE as RUN_FILE
-from agentlightning.trainer.live import cancel_leftovers, describe, known_settings, open_door, recorded
+from agentlightning.trainer.live import (
+    RUN_FILE as RUN_FILE,
+    cancel_leftovers,
+    describe,
+    known_settings,
+    open_door,
+    recorded,
+)
 from agentlightning.trainer.log import LOG_FILE, logged
 from agentlightning.trainer.on_ray import connect_to_ray
 from agentlightning.trainer.provenance import code_of, provenance, recipe_of

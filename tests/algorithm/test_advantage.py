@@ -8,8 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import agentlightning as agl
 from agentlightning.algorithm.credit.advantage import ADVANTAGES, Estimator, drgrpo, gae, grpo, pass_at, return_to_go

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import agentlightning as agl
 from agentlightning.algorithm.credit.ratios import correction_measures, mean_kl, ratio_range

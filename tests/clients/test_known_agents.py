@@ -17,8 +17,7 @@ from agentlightning.rendering import RenderersRendering
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Outcome, RolloutMode
-from tests.adapter.test_atif import check as check_atif
-from tests.adapter.test_atif import sampled_ids
+from tests.adapter.test_atif import check as check_atif, sampled_ids
 from tests.clients.stand_ins import DELEGATES, delegating, writing
 from tests.environments.harbor_tasks import engine_or_skip, write_task
 from tests.gateway.conftest import rendering  # noqa: F401 (a fixture)

@@ -24,8 +24,7 @@ from agentlightning.types import Outcome
 from agentlightning.types.reward import find_final_reward
 from examples.rag.bm25 import Library
 from examples.rag.corpus import make_documents, make_questions, make_world, write_data
-from examples.rag.demonstrations import call as call_of
-from examples.rag.demonstrations import tagged
+from examples.rag.demonstrations import call as call_of, tagged
 from examples.rag.prompts import SEARCH_TOOL, conversation
 from examples.tools.demonstration import Demonstration
 from examples.tools.make_model import row_of

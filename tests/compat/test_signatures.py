@@ -10,8 +10,7 @@ import inspect
 import pytest
 
 import agentlightning as agl
-from agentlightning.compat.table import ARGUMENTS
-from agentlightning.compat.table import MEMBERS as OLD_MEMBERS
+from agentlightning.compat.table import ARGUMENTS, MEMBERS as OLD_MEMBERS
 
 MEMBERS = {
     "LightningStore": "capabilities statistics otlp_traces_endpoint start_rollout enqueue_rollout "

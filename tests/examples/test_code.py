@@ -16,8 +16,7 @@ import pytest
 from agentlightning.cli.configuration import make_algorithm
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import read_metrics
-from examples.code import recipe
-from examples.code import sandbox as sandboxing
+from examples.code import recipe, sandbox as sandboxing
 from examples.code.code_agent import earned, failed_tests
 from examples.code.demonstrations import END, MIXED, SKILL, demonstrate, held_out, run_here, spoiled
 from examples.code.grading import answer_of, code_block, code_in, right, score, tried, verdict

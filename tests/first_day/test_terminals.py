@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from rich.text import Text
 
-from agentlightning.console import Console as OurConsole
-from agentlightning.console import encodable, fitting_table
+from agentlightning.console import Console as OurConsole, encodable, fitting_table
 from tests.first_day.day import agl, script, typed
 
 ENCODINGS = ("ascii", "cp1252", "latin-1", "cp437", "utf-8")

@@ -18,8 +18,7 @@ import agentlightning as agl
 from agentlightning.cli.app import app
 from agentlightning.errors import in_words
 
-from .day import agl as agl_command
-from .day import answers, said, script, typed
+from .day import agl as agl_command, answers, said, script, typed
 
 WRONG = 'agl.GRPO(model="calc", group_size=1)\n'
 

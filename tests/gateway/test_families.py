@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 from agentlightning.gateway.history.session import Session
 from agentlightning.gateway.history.tree import Prompt, Turn, path_ids, unrecorded

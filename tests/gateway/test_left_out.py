@@ -11,8 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.dialects import DIALECTS

@@ -9,8 +9,7 @@ from typing import Any
 
 import openai
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.history.answered import Answered

@@ -8,8 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from agentlightning.cli.options import UpstreamOptions
 from agentlightning.cli.upstream import read_upstreams

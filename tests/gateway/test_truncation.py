@@ -8,8 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.history.truncation import Truncation

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.runner import LitAgentRunner, executor, presence
-from agentlightning.runner import runner as runner_module
+from agentlightning.runner import LitAgentRunner, executor, presence, runner as runner_module
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import OtelTracer
 from agentlightning.types import (

@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
-from opentelemetry import context as otel_context
-from opentelemetry import trace as otel_trace
+from opentelemetry import context as otel_context, trace as otel_trace
 from opentelemetry.sdk.trace import TracerProvider
 
 from agentlightning.emitter import emit_message, emit_reward, find_final_reward, operation

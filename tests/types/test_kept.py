@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from agentlightning.types.arrays import int32_bytes
 from agentlightning.types.kept import fits_kept, joined_kept, kept_array, kept_table

@@ -36,8 +36,8 @@ from agentlightning.gateway.large.wire import (
     TokenIds,
     Unloadable,
     Unmeasured,
+    encoded as as_sent,
 )
-from agentlightning.gateway.large.wire import encoded as as_sent
 from agentlightning.gateway.limits import checked
 from agentlightning.gateway.prompts import KINDS, Injected, with_prompts
 from agentlightning.gateway.sampling.constraint import constraint_of, encoded, grammar_of

@@ -15,13 +15,15 @@ from sqlalchemy import Column, ColumnElement, Select, Table, and_, func, literal
 
 from agentlightning.errors import StoreError
 from agentlightning.store.database.counters import read_counters
-from agentlightning.store.database.schema import attempts as attempts_table
-from agentlightning.store.database.schema import resources as resources_table
-from agentlightning.store.database.schema import rollouts as rollouts_table
-from agentlightning.store.database.schema import run_events as events_table
-from agentlightning.store.database.schema import runs as runs_table
-from agentlightning.store.database.schema import spans as spans_table
-from agentlightning.store.database.schema import workers as workers_table
+from agentlightning.store.database.schema import (
+    attempts as attempts_table,
+    resources as resources_table,
+    rollouts as rollouts_table,
+    run_events as events_table,
+    runs as runs_table,
+    spans as spans_table,
+    workers as workers_table,
+)
 from agentlightning.store.database.transaction import Row, Transaction
 from agentlightning.store.operations import resources, rollouts, runs, workers
 from agentlightning.store.operations.attempts import ATTEMPT_COLUMNS

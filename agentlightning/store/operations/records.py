@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from sqlalchemy import and_, or_, select
 
-from agentlightning.store.database.schema import rollouts as rollouts_table
-from agentlightning.store.database.schema import spans as spans_table
+from agentlightning.store.database.schema import rollouts as rollouts_table, spans as spans_table
 from agentlightning.store.database.transaction import IDS_PER_QUERY, Transaction
 from agentlightning.store.operations import calls, rollouts
 from agentlightning.store.operations.spans import SPAN_COLUMNS, to_span, whole

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import bindparam, select
 
-from agentlightning.store.database.schema import attempts as attempts_table
-from agentlightning.store.database.schema import workers as workers_table
+from agentlightning.store.database.schema import attempts as attempts_table, workers as workers_table
 from agentlightning.store.database.transaction import Statement, Transaction
 from agentlightning.store.operations import attempts
 from agentlightning.types import AttemptStatus

@@ -12,8 +12,7 @@ from sqlalchemy import ColumnElement, bindparam, delete, func, select, update
 
 from agentlightning.errors import ConflictError, NotFoundError
 from agentlightning.store.base import UNSET, Unset
-from agentlightning.store.database.schema import attempts as attempts_table
-from agentlightning.store.database.schema import resources, rollouts, spans
+from agentlightning.store.database.schema import attempts as attempts_table, resources, rollouts, spans
 from agentlightning.store.database.transaction import Ids, Row, Statement, Transaction, among
 from agentlightning.store.operations import attempts, lifecycle, workers
 from agentlightning.store.operations.attempts import STATE_COLUMNS, RolloutState

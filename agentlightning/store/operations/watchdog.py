@@ -13,9 +13,7 @@ from collections.abc import Callable
 
 from sqlalchemy import ColumnElement, bindparam, case, select, update
 
-from agentlightning.store.database.schema import attempts as attempts_table
-from agentlightning.store.database.schema import rollouts as rollouts_table
-from agentlightning.store.database.schema import spans
+from agentlightning.store.database.schema import attempts as attempts_table, rollouts as rollouts_table, spans
 from agentlightning.store.database.transaction import Statement, Transaction
 from agentlightning.store.operations import attempts, lifecycle, rollouts
 from agentlightning.store.operations.codec import decode_config

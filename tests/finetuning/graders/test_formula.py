@@ -6,8 +6,7 @@ import contextlib
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from agentlightning.errors import GraderRefused
 from agentlightning.finetuning.graders.formula import Formula, FormulaError

@@ -7,8 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from agentlightning.errors import GraderRefused
 from agentlightning.finetuning.graders.result import Sample
