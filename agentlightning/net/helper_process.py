@@ -81,6 +81,11 @@ class HelperProcess:
         self._output = output
         self._reader = reader
         self._writer = writer
+        self._sending = False
+        self._waiting: list[bytes] = []
+        """Short frames that go after the one that is being sent."""
+        self.has_answered = False
+        self._ending: asyncio.Task[str] | None = None
 
     @classmethod
     async def start(cls, module: str, environment: Mapping[str, str] | None = None) -> HelperProcess:
@@ -99,28 +104,42 @@ class HelperProcess:
 
     async def send(self, message: bytes, body: Sequence[bytes] = ()) -> None:
         """Send a frame; others get a turn in between."""
+        self._sending = True
         self._writer.write(frame(message, sum(map(len, body))))
         for part in body:
             for at in range(0, len(part), _WRITTEN_AT_ONCE):
                 self._writer.write(memoryview(part)[at : at + _WRITTEN_AT_ONCE])
                 await self._writer.drain()
+        self._sending = False
+        self._writer.writelines(self._waiting)
+        self._waiting.clear()
         await self._writer.drain()
 
     def send_soon(self, message: bytes) -> None:
-        """Send a short frame without waiting."""
-        self._writer.write(frame(message))
+        """Send a short frame without waiting, after the frame that is being sent."""
+        self._waiting.append(frame(message))
+        if not self._sending:
+            self._writer.writelines(self._waiting)
+            self._waiting.clear()
 
     async def receive(self) -> bytes:
         """The message of the next frame. Raises EOFError or ConnectionError where the process has ended."""
         said, _ = LENGTHS.unpack(await self._reader.readexactly(LENGTHS.size))
-        return await self._reader.readexactly(said)
+        message = await self._reader.readexactly(said)
+        self.has_answered = True
+        return message
 
     @property
     def ended(self) -> bool:
         return self._process.poll() is not None
 
     async def death(self) -> str:
-        """End it if it lives, and say how it ended."""
+        """End it if it lives, and say how it ended. Several may wait for that."""
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end())
+        return await asyncio.shield(self._ending)
+
+    async def _end(self) -> str:
         self._process.kill()
         self._writer.close()
         code = await asyncio.to_thread(self._process.wait)

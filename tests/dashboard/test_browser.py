@@ -25,8 +25,19 @@ HOSTILE = f"{MARKUP} {TURNED}"
 
 
 @pytest.fixture
-async def page() -> AsyncIterator[Any]:
-    """A page whose console stays clean, and on which nothing of what was said is run."""
+async def network(store: SqliteLightningStore) -> AsyncIterator[str]:
+    """The address of a dashboard as it is served to a network."""
+    pages = Dashboard(store, key="the-key", loopback=False)
+    server = LoopServer(pages, "127.0.0.1", 0, what="dashboard", error=StoreError)
+    await server.start()
+    yield f"http://127.0.0.1:{server.port}/dashboard"
+    await server.stop()
+
+
+@pytest.fixture
+async def page(server: LightningStoreServer, network: str) -> AsyncIterator[Any]:
+    """A page whose console stays clean, and on which nothing of what was said is run. It ends before the servers."""
+    del server, network
     playwright = pytest.importorskip("playwright.async_api", reason="the package playwright is not installed")
     chromium = find_chromium()
     if chromium is None:
@@ -43,16 +54,6 @@ async def page() -> AsyncIterator[Any]:
         assert await page.evaluate("window.owned") is None
         await browser.close()
     assert [c for c in complaints if "status of 401" not in c] == []
-
-
-@pytest.fixture
-async def network(store: SqliteLightningStore) -> AsyncIterator[str]:
-    """The address of a dashboard as it is served to a network."""
-    pages = Dashboard(store, key="the-key", loopback=False)
-    server = LoopServer(pages, "127.0.0.1", 0, what="dashboard", error=StoreError)
-    await server.start()
-    yield f"http://127.0.0.1:{server.port}/dashboard"
-    await server.stop()
 
 
 async def test_a_network_sees_nothing_before_it_logs_in(network: str, page: Any) -> None:

@@ -15,9 +15,9 @@ import pytest
 
 from agentlightning.gateway import Gateway, RequestLimits
 from agentlightning.gateway.exchange import Refusal
-from agentlightning.gateway.large.process import LargeProcess
 from agentlightning.gateway.limits import Waiting
 from agentlightning.net.places import Places
+from agentlightning.net.supervisor import Supervisor
 from agentlightning.rendering import RenderersRendering
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import SystemPrompt
@@ -40,8 +40,8 @@ async def post(site: Site, path: str, body: Any) -> tuple[int, Any]:
         return answer.status, await answer.json()
 
 
-def process_of(site: Site) -> LargeProcess:
-    return site.gateway._large.process  # pyright: ignore[reportPrivateUsage]
+def process_of(site: Site) -> Supervisor:
+    return site.gateway._large.process.helper  # pyright: ignore[reportPrivateUsage]
 
 
 async def until(holds: Any) -> None:
@@ -143,17 +143,15 @@ async def test_a_process_that_dies_is_told_and_started_again(hasty: Site) -> Non
     assert first is not None
     os.kill(first, signal.SIGSTOP)
     asked = asyncio.create_task(post(hasty, "/chat/completions", {**ASK, **PADDING}))
-    await until(lambda: process._asking)  # pyright: ignore[reportPrivateUsage]
+    await until(lambda: process.is_busy)
     os.kill(first, signal.SIGKILL)
     status, answer = await asked
     assert (status, answer["error"]["code"]) == (503, "large_request_lost")
     assert (await post(hasty, "/chat/completions", {**ASK, **PADDING}))[0] == 200
     second = process.pid
     assert second is not None
-    running = process._running  # pyright: ignore[reportPrivateUsage]
-    assert running is not None
     os.kill(second, signal.SIGKILL)  # while nobody asks
-    await until(lambda: running.result().process.ended)
+    await until(lambda: process.pid is None)
     assert (await post(hasty, "/chat/completions", {**ASK, **PADDING}))[0] == 200
     assert len({first, second, process.pid}) == 3
 
@@ -165,7 +163,7 @@ async def test_nobody_waits_for_a_request_whose_client_is_gone(hasty: Site) -> N
     assert first is not None
     os.kill(first, signal.SIGSTOP)
     asked = asyncio.create_task(post(hasty, "/chat/completions", {**ASK, **PADDING}))
-    await until(lambda: process._asking)  # pyright: ignore[reportPrivateUsage]
+    await until(lambda: process.is_busy)
     asked.cancel()
     other = await hasty.another()
     assert (await post(other, "/chat/completions", {**ASK, **PADDING}))[0] == 200
@@ -175,12 +173,12 @@ async def test_nobody_waits_for_a_request_whose_client_is_gone(hasty: Site) -> N
     os.kill(second, signal.SIGSTOP)
     body = {**ASK, "metadata": {"padding": "x" * 8_000_000}}  # more than a socket holds
     asked = asyncio.create_task(post(hasty, "/chat/completions", body))
-    await until(lambda: process._asking)  # pyright: ignore[reportPrivateUsage]
+    await until(lambda: process.is_busy)
     asked.cancel()
     await asyncio.wait([asked])
     os.kill(second, signal.SIGCONT)
     assert (await post(other, "/chat/completions", {**ASK, **PADDING}))[0] == 200
-    assert not process._asking  # pyright: ignore[reportPrivateUsage]
+    assert not process.is_busy
 
 
 @pytest.mark.slow
