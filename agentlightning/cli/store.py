@@ -64,6 +64,8 @@ class Location:
             raise ConfigError(f"--dsn is PostgreSQL, and --backend says {self.backend}. Leave one of them out.")
         if self.path is not None and self.backend == "memory":
             raise ConfigError("A store in memory has no file: leave --path out.")
+        if self.path is not None and self.path.is_dir():
+            raise ConfigError(f"--path {self.path} is a folder, and a store is a file: --path {self.path / STORE_FILE}")
         if self.path is not None and self.dsn is not None:
             raise ConfigError("Give --path or --dsn, not both.")
 

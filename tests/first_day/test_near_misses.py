@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ from typer.testing import CliRunner
 
 import agentlightning as agl
 from agentlightning.algorithm.unusual import USUAL, unusual
+from agentlightning.algorithm.whatif import variant
 from agentlightning.cli.app import app
+from agentlightning.cli.evaluate import resolve
 from agentlightning.errors import in_words
 from agentlightning.metrics import Reporter, SilentConsole
 from agentlightning.runner.endings import describe
@@ -92,6 +95,12 @@ def test_nothing_is_said_of_defaults(kind: Any) -> None:
     assert all(usual.low < usual.high and usual.words.endswith(".") for usual in USUAL.values())
 
 
+@pytest.mark.parametrize("name", ["learning_rate", "weight_decay"])
+def test_a_gradient_is_not_asked_under_what_comes_behind_it(name: str) -> None:
+    with pytest.raises(agl.ConfigError, match=f"{name} is no part of a gradient"):
+        variant(agl.GRPO(model="calc"), {name: 0.1})
+
+
 # ---- names and places ----------------------------------------------------------------------------------------------
 
 
@@ -142,6 +151,7 @@ def test_what_is_made(wrong: str, words: str) -> None:
         ("plan --model calc --steps 5", "It is an option of agl demo, agl train"),
         ("plan calc", "Type --model calc"),
         ("store backup", "There are: stats, statistics, export"),
+        ("store --path runs/first", "--path runs/first/store.db"),
         ("serve calc --name ''", "--name is empty: is a variable not set?"),
         ("eval ''", "CHECKPOINT is empty: is a variable not set?"),
         ("train --agent agent.py:agent --tasks ''", "--tasks is empty"),
@@ -166,6 +176,14 @@ def test_a_run_that_goes_on_with_a_model_that_is_nowhere_keeps_its_record(tmp_pa
         trainer.fit(lambda task, llm: 1.0, [1])
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
     assert (tmp_path / "run.json").read_text() == "{}"
+
+
+def test_a_run_whose_record_is_damaged_can_be_measured(tmp_path: Path) -> None:
+    saved = tmp_path / "checkpoints" / "step-000001"
+    (saved / "model").mkdir(parents=True)
+    (saved / "checkpoint.json").write_text(json.dumps({"step": 1, "base_model": "calc", "seed": 0}))
+    (tmp_path / "run.json").write_text("{half")
+    assert resolve(tmp_path)[2] == {}
 
 
 # ---- tasks and agents ----------------------------------------------------------------------------------------------
