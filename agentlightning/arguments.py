@@ -385,10 +385,25 @@ class SettingsGroup:
 
 def as_number(value: Any) -> str:
     """How a number is written that a person would read in a text; nothing for another value."""
-    if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(?:[.,]\d+)?%", value):
+    if not isinstance(value, str):
+        return ""
+    if re.fullmatch(r"[-+]?\d+(?:[.,]\d+)?%", value):
         return f" Write {value} as {float(value[:-1].replace(',', '.')) / 100:g}."
-    decimal = isinstance(value, str) and re.fullmatch(r"[-+]?\d+,\d+", value)
-    return f" A number has a point here: {value.replace(',', '.')}." if decimal else ""
+    if re.fullmatch(r"[-+]?\d+,\d+", value):
+        return f" A number has a point here: {value.replace(',', '.')}."
+    if re.search(r"[,; ]\s*[\w.]+=", value):
+        return " One setting is given at a time, each with an option or an argument of its own."
+    if re.fullmatch(r"[-+]?\d+(?:[_' ]\d+)+", value):
+        return f" Write it in digits alone: {re.sub(r'[^-+0-9]', '', value)}."
+    if re.fullmatch(r"[-+]?[\d.]+(?:e[-+]?\d+)?\s*[a-zA-Z]{1,8}", value):
+        return " Write the number alone, without a letter or a unit behind it."
+    return ""
+
+
+def check_address(what: str, url: object, example: str = "https://api.openai.com/v1") -> None:
+    """Raises ConfigError for what is no address of an HTTP server."""
+    if not isinstance(url, str) or not re.match(r"https?://[^/]", url):
+        raise ConfigError(f"{what} is {url!r}; it begins with http:// or https://, for example {example}.")
 
 
 _VALIDATORS_WORDS = (

@@ -34,6 +34,8 @@ def meant_by(path: Path, endings: Collection[str] = ()) -> str:
 
     With `endings` only files that end so are looked at.
     """
+    if path.exists():  # it is of another kind
+        return ""
     places = sorted(path.parent.iterdir(), key=lambda p: p.suffix == path.suffix) if path.parent.is_dir() else []
     by_stem = {
         place.stem: place for place in places if not endings or place.suffix in endings

@@ -62,6 +62,10 @@ _MARKS = ("/key", "%2Fkey", "%2fkey")
 _Key = TypeVar("_Key", str, bytes)
 
 
+_PLACEHOLDER = re.compile(r"\$\{?\w+\}?|[A-Z]+(_[A-Z]+)*_(KEY|TOKEN)|(sk-)?\.{3,}|(sk-)?…|<[^<>]*>|(?i:your)[-_ ].*")
+"""What examples have in the place of a key, and the names of variables."""
+
+
 def not_empty(key: _Key | None, what: str) -> _Key | None:
     """The key or secret. Raises ConfigError for an empty one, as a variable that is not set gives: it would keep nobody
     out, and everybody could sign with it. Nor may one have what belongs around it: blanks, a line's end, "Bearer".
@@ -70,6 +74,8 @@ def not_empty(key: _Key | None, what: str) -> _Key | None:
         raise ConfigError(
             f"{what} has blanks, a line's end or 'Bearer' around it. Give the key alone; from a file, take .strip()."
         )
+    if isinstance(key, str) and _PLACEHOLDER.fullmatch(key):
+        raise ConfigError(f"{what} stands for a key and is none. From a variable take os.environ['NAME'].")
     if key is not None and not key.strip():
         raise ConfigError(f"{what} is empty, and an empty key is not a key: is a variable not set? Give one, or none.")
     return key

@@ -67,4 +67,4 @@ def test_an_empty_secret_is_none(place: str, secret: bytes) -> None:
 def test_commands_refuse_an_empty_key(name: str, tmp_path: Path) -> None:
     done = agl(tmp_path, *COMMANDS[name])
     assert done.returncode == 1, done.stdout
-    assert "is not a key" in " ".join((done.stdout + done.stderr).split())
+    assert "is a variable not set?" in " ".join((done.stdout + done.stderr).split())

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agentlightning.arguments import explained_class
+from agentlightning.arguments import explained, explained_class
 from agentlightning.backend import Backend, BackendFactory, ModelSpec
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
@@ -211,6 +211,11 @@ OF_TRAINING = {
         ("args", "config", "cfg", "settings", "params", "kwargs", "training_args"),
         "Each setting is an argument of its own: GRPO(model=…, learning_rate=…).",
     ),
+    **dict.fromkeys(
+        ("group_reward", "group_reward_fn"),
+        "It is the agent's: @agl.rollout(group_reward=…), or a method group_reward of a LitAgent.",
+    ),
+    **dict.fromkeys(("judge", "reward_model", "llm_judge"), "Say group_judge=agl.GroupJudge(base_url=…, model=…)."),
     "use_vllm": "Say backend='vllm'.",
     **dict.fromkeys(("bf16", "fp16", "half"), "Say dtype='bfloat16'."),
     **dict.fromkeys(("use_lora", "peft_config", "use_peft"), "Say lora_rank=16."),
@@ -291,6 +296,7 @@ class FunctionalAlgorithm(Algorithm):
         return await asyncio.to_thread(lambda: self._function(**given))
 
 
+@explained
 def algo(function: Callable[..., Any]) -> FunctionalAlgorithm:
     """Make an algorithm of `async def f(*, store, train_dataset, …)`, or of a plain function.
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Union, g
 
 from annotated_types import Ge, Gt, Le
 
-from agentlightning.arguments import Needs, SettingsGroup, as_number, refuse_unknown
+from agentlightning.arguments import GivenByName, Needs, SettingsGroup, as_number, refuse_unknown
 from agentlightning.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def flat_of(record: SettingsGroup, name: str) -> dict[str, str]:
     return {own: flat for flat, (setting, own) in FLAT.items() if setting == name}
 
 
-class ByName:
+class ByName(GivenByName):
     """A dataclass that a setting may be given as, or its fields by name, as a file has them."""
 
     @classmethod
@@ -474,9 +474,9 @@ def _check(name: str, value: Any, setting: Setting) -> None:
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     unset = " (or None)" if setting.default is None else ""
     if whole and number != int(number if math.isfinite(number) else 0):
-        raise ConfigError(f"{name} is {value!r}; it must be a whole number{unset}.")
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number{unset}.{as_number(value)}")
     if not math.isfinite(number) or not all(_within(number, bound) for bound in setting.bounds):
-        said = " and ".join(_words(bound, whole=whole) for bound in setting.bounds)
+        said = " and ".join(_words(one, whole=whole) for one in sorted(setting.bounds, key=lambda b: isinstance(b, Le)))
         raise ConfigError(f"{name} is {value!r}; it must be a number {said}{unset}.{as_number(value)}")
 
 

@@ -104,7 +104,7 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, Algorithm):
     """How often every task is taken, unless `steps` says otherwise."""
     steps: PositiveInt | None = None
     """Number of steps; None: as many as `epochs` need."""
-    learning_rate: NonNegativeFloat | None = None
+    learning_rate: Annotated[NonNegativeFloat | None, Le(1)] = None
     """AdamW's learning rate. None: what suits the model's size and kind, ten times as much for an adapter, up to eight
     times for all weights of a small model; the first line of a run says it."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -122,7 +122,7 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, Algorithm):
 
     loss: Loss = "ppo_clip"
     """A name, or a function of your own (entries, config) by its import path."""
-    clip_low: Annotated[NonNegativeFloat | None, _CLIPS] = None
+    clip_low: Annotated[NonNegativeFloat | None, Le(1), _CLIPS] = None
     """A token's ratio, its probability now over its probability when it was sampled, may fall to 1 − `clip_low` …"""
     clip_high: Annotated[NonNegativeFloat | None, _CLIPS] = None
     """… and rise to 1 + `clip_high`; beyond that the token has no gradient in the clipped losses. None: the loss's own

@@ -46,7 +46,10 @@ _COMPARED = (
     *({"correction": name} for name in ("none", "token", "mask", "sequence_mask")),
 )
 """What is asked where nothing is: those that the run could have been and was not."""
-_FROM_OUTSIDE = ("minibatches", "update_epochs", "model", "lora_rank", "dtype", "steps", "group_size", "tasks_per_step")
+_FROM_OUTSIDE = (
+    *("minibatches", "update_epochs", "model", "lora_rank", "dtype", "steps", "group_size", "tasks_per_step"),
+    *("learning_rate", "schedule", "warmup_steps", "epochs", "weight_decay", "adam_beta1", "adam_beta2", "max_kl"),
+)
 """Settings that another step would have been taken with, not another gradient of this one."""
 _OF_ONE_KIND = ("clip_low", "clip_high", "gamma", "lam", "advantage", "rollout_return", "correction_cap")
 """Settings that not every loss, credit or correction uses."""

@@ -42,15 +42,23 @@ class Command(Options):
 
 
 class _EachOnce(TyperCommand):
-    """A command that refuses an option given twice, where only the last would count."""
+    """A command that refuses an option given twice, where only the last would count, and one with an empty text."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        order = self.make_parser(ctx).parse_args(args=[*args])[2] if args else []
+        raw, _, order = self.make_parser(ctx).parse_args(args=[*args]) if args else ({}, [], [])
+        if empty := next((one for one in order if "" in _texts(raw.get(one.name))), None):
+            shown = empty.opts[0] if empty.opts[0].startswith("-") else empty.name.upper()
+            raise ConfigError(f"{shown} is empty: is a variable not set? Give a value, or leave it out.")
         for one in order:
             a_value = one.opts[0].startswith("-") and not getattr(one, "is_flag", False) and not one.multiple
             if a_value and order.count(one) > 1:
                 raise ConfigError(f"{one.opts[0]} is given twice: leave one out.")
         return super().parse_args(ctx, args)
+
+
+def _texts(given: object) -> Sequence[object]:
+    """What was typed for an option, each time that it was given."""
+    return given if isinstance(given, list | tuple) else (given,)
 
 
 def add(app: typer.Typer, kind: type[Command], panel: str | None) -> None:

@@ -21,6 +21,7 @@ from agentlightning.backend import ModelSpec
 from agentlightning.cli.agents import find_agent, find_work
 from agentlightning.cli.commands.train import EvalOptions
 from agentlightning.cli.interrupt import exit_interrupted
+from agentlightning.cli.opened import described
 from agentlightning.cli.store import location_of
 from agentlightning.cli.trust import code_in, require_trust
 from agentlightning.console import Console as Terminal, safe
@@ -34,7 +35,6 @@ from agentlightning.metrics.power import power_words
 from agentlightning.trainer import Trainer
 from agentlightning.trainer.example import load_agent, load_example
 from agentlightning.trainer.folder import STORE_FILE
-from agentlightning.trainer.live import RUN_FILE
 from agentlightning.trainer.sync import run_sync
 from agentlightning.trainer.tasks import load_tasks
 from agentlightning.types import Outcome, RolloutMode
@@ -237,8 +237,7 @@ def resolve(checkpoint: Path) -> tuple[Served, Served | None, dict[str, Any]]:
         found = latest_checkpoint(checkpoint)
     except ConfigError:
         return Served(str(checkpoint)), None, {}
-    run_file = found.parent.parent / RUN_FILE
-    run = json.loads(run_file.read_text()) if run_file.is_file() else {}
+    run = described(found.parent.parent)
     weights, info = model_path(found), read_checkpoint(found)
     base = Served(info.base_model, dict.fromkeys(info.policies), info.frozen, run.get("settings", {}))
     if not info.policies:

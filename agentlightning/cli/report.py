@@ -51,6 +51,8 @@ def write_report(options: ReportOptions) -> None:
     """Write the report of a run, and print where it is."""
     if options.to is not None and options.to.is_dir():
         raise ConfigError(f"--to {options.to} is a folder. Give a file, such as {options.to / REPORT_FILE}.")
+    if options.to is not None and options.to.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"--to {options.to}: a report is HTML, so the name of the file should end in .html.")
     typer.echo(safe(str(run_sync(_write(options.run, options.to, options.run_id)))))
 
 

@@ -48,6 +48,10 @@ async def _serve(agent: LitAgent[Any], address: Address, options: RunnerOptions)
         stop, lambda _: console.print("Finishing what runs (Ctrl-C again to stop at once)")
     ) as heard:
         console.print(f"Running rollouts of [bold]{address.url}[/bold], {options.concurrency} at once (Ctrl-C stops)")
+        if agent.group_reward is not None:
+            console.print(
+                "The trainer calls the agent's group_reward: give it the agent, too (agl train --remote --agent …)"
+            )
         await serve_rollouts(
             agent,
             address,

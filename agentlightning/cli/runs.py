@@ -19,8 +19,10 @@ from agentlightning.arguments import nearest
 from agentlightning.cli.commands.look import CompareOptions, RunsOptions
 from agentlightning.cli.curve import plot
 from agentlightning.cli.opened import described, rows
+from agentlightning.cli.store import run_around
 from agentlightning.console import fitting_table, one_line, terminal
 from agentlightning.errors import ConfigError
+from agentlightning.files import meant_by
 from agentlightning.metrics.intervals import widened
 from agentlightning.metrics.standing import standing_in
 from agentlightning.metrics.svg import points_of
@@ -63,7 +65,10 @@ def list_runs(options: RunsOptions) -> None:
     files = [*folder.glob(RUN_FILE), *folder.glob(f"*/{RUN_FILE}"), *folder.glob(f"*/*/{RUN_FILE}")]
     found = sorted((_listed(file.parent) for file in files), key=lambda run: -run.last_heard)
     if not found:
-        raise ConfigError(f"There is no run in '{folder}'. Runs are folders with a {RUN_FILE}; `agl train` makes one.")
+        raise ConfigError(
+            f"There is no run in '{folder}'. Runs are folders with a {RUN_FILE}; `agl train` makes one."
+            f"{run_around(folder)}"
+        )
     if options.as_json:
         terminal().print_json(json.dumps([asdict(run) for run in found]))
         return
@@ -168,7 +173,12 @@ def compare_runs(options: CompareOptions) -> None:
     first, second, metric = options.first, options.second, options.metric
     for folder in (first, second):
         if not (folder / RUN_FILE).is_file():
-            raise ConfigError(f"There is no run in '{folder}': it has no {RUN_FILE}.")
+            raise ConfigError(
+                f"There is no run in '{folder}': it has no {RUN_FILE}. Give a run's folder; agl runs lists them."
+                f"{meant_by(folder)}{run_around(folder)}"
+            )
+    if first.resolve() == second.resolve() and metric == "reward":
+        raise ConfigError(f"{first} and {second} are the same run. Give two; agl runs lists them.")
     differ = difference(described(first), described(second))
     curves = {str(folder): points_of(rows(folder), metric) for folder in (first, second)}
     known = {name for folder in (first, second) for row in rows(folder) for name in row}

@@ -47,7 +47,34 @@ def _query(wanted: ShowOptions) -> dict[str, Any]:
 def show_rollouts(wanted: ShowOptions) -> None:
     """Print the transcripts of one rollout, or of the last ones. Raises ConfigError where there are none."""
     check_order(wanted.run, wanted.rollout)
+    low, high = wanted.reward_min, wanted.reward_max
+    if low is not None and high is not None and low > high:
+        raise ConfigError(f"--reward-min {low:g} is above --reward-max {high:g}, so no reward is between them.")
     run_sync(_show(wanted))
+
+
+async def _there_are(opened: OpenedRun, wanted: ShowOptions) -> str:
+    """What rollouts there are where those that were wanted are not."""
+    last = await opened.store.query_rollouts(sort_by="start_time", sort_order="desc", limit=_LOOKED_AT)
+    if not last:
+        return " It has no rollouts yet."
+    if wanted.rollout is not None:
+        return f" The last one is {last[0].rollout_id}; agl show RUN prints the last ones."
+    episodes = await collect(opened.store, [r.rollout_id for r in last])
+    said = [f"The last {len(last)}"]
+    steps = [int(r.metadata["step"]) for r in last if (r.metadata or {}).get("step") is not None]
+    rewards = [e.reward for e in episodes if e.reward is not None]
+    said += [f"are of steps {min(steps)} to {max(steps)}"] if steps else []
+    said += [f"earned {min(rewards):g} to {max(rewards):g}"] if rewards else []
+    ended = Counter(
+        e.attempt.outcome.value for e in episodes if e.attempt is not None and e.attempt.outcome is not None
+    )
+    said += [f"ended {', '.join(f'{name} ({count})' for name, count in ended.items())}"] if ended else []
+    return f" {said[0]} {'; '.join(said[1:])}." if said[1:] else ""
+
+
+_LOOKED_AT = 1000
+"""Rollouts that are looked at to say what there is."""
 
 
 async def _show(wanted: ShowOptions) -> None:
@@ -57,7 +84,7 @@ async def _show(wanted: ShowOptions) -> None:
             **_query(wanted), sort_by="start_time", sort_order="desc", limit=limit
         )
         if not found:
-            raise ConfigError(f"There is no {_what(wanted)} in {wanted.run}.")
+            raise ConfigError(f"There is no {_what(wanted)} in {wanted.run}.{await _there_are(opened, wanted)}")
         episodes = list(reversed(await collect(opened.store, [r.rollout_id for r in found])))
         if wanted.group is not None:  # the best first
             episodes.sort(key=lambda e: -math.inf if e.reward is None else e.reward, reverse=True)

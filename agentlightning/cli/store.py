@@ -30,7 +30,7 @@ from agentlightning.store import (
 from agentlightning.store.base import LightningStore, Statistics
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.store.transfer.records import Record, from_line, to_line
-from agentlightning.trainer.folder import STORE_FILE
+from agentlightning.trainer.folder import RUN_FILE, STORE_FILE
 from agentlightning.trainer.live import announced, connect, served_file
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types.status import FINISHED_ROLLOUT
@@ -63,6 +63,8 @@ class Location:
             raise ConfigError(f"--dsn is PostgreSQL, and --backend says {self.backend}. Leave one of them out.")
         if self.path is not None and self.backend == "memory":
             raise ConfigError("A store in memory has no file: leave --path out.")
+        if self.path is not None and self.path.is_dir():
+            raise ConfigError(f"--path {self.path} is a folder, and a store is a file: --path {self.path / STORE_FILE}")
         if self.path is not None and self.dsn is not None:
             raise ConfigError("Give --path or --dsn, not both.")
 
@@ -149,8 +151,16 @@ def location_of(run: Path) -> Location:
         meant = "" if run.is_dir() else meant_by(run)
         inside = max(run.glob(f"*/{STORE_FILE}"), key=lambda found: found.stat().st_mtime, default=None)
         latest = f" The latest run in it is {inside.parent}." if inside is not None else ""
-        raise ConfigError(f"There is no store {where}.{meant} Give a run's folder, or the file of a store.{latest}")
+        raise ConfigError(
+            f"There is no store {where}.{meant} Give a run's folder, or the file of a store.{latest}{run_around(run)}"
+        )
     return Location(file, None)
+
+
+def run_around(place: Path) -> str:
+    """Which run a file or a folder belongs to, as a sentence to put behind another; nothing where it is in none."""
+    around = next((folder for folder in list(place.parents)[:3] if (folder / RUN_FILE).is_file()), None)
+    return "" if around is None else f" It is inside the run {around}: give that."
 
 
 # ---- serving ---------------------------------------------------------------------------------------------------------

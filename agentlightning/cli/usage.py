@@ -88,11 +88,16 @@ def _explain(error: Any, typed: Sequence[str] = ()) -> None:
             error.message += f". It is given without an option: agl {of.command.name} {arguments[0].upper()}"
             return
         meant = _meant(name, options) or _with_one_dash(name, typed, options) or _of_one_letter(name, options)
-        if of.parent is None and not meant:
-            error.message += f".{_before_the_command(of.command, name, typed)}"
+        if not meant:
+            error.message += (
+                f".{_before_the_command(of.command, name, typed)}" if of.parent is None else _of_others(of, name)
+            )
         vars(error)["possibilities"] = meant
     elif type(error).__name__ == "MissingParameter":
         error.message = error.message or getattr(error.param, "help", None) or ""
+        alone = [word for word in typed[1:] if not word.startswith("-")]
+        if error.param.opts[0].startswith("-") and len(alone) == len(typed) - 1 == 1:
+            error.message += f" Type {error.param.opts[0]} {alone[0]}"
     elif (wrong := _refused_value(error)) is not None:
         error.message = wrong
     elif extra := re.search(r"unexpected extra arguments? ?(?:\(s\))? ?\((.*)\)$", error.message):
@@ -102,6 +107,8 @@ def _explain(error: Any, typed: Sequence[str] = ()) -> None:
             error.message = f"{command[0]} {_OTHER_COMMANDS[command[1]]}"
         elif "--path" in options and re.search(r"[./\\]", command[1]):
             error.message = f"{command[0]} A file is given by an option: agl {of.command.name} --path {command[1]}"
+        elif "Did you mean" not in error.message:
+            error.message += f" There are: {', '.join(of.command.commands)}."
 
 
 def _refused_value(error: Any) -> str | None:
@@ -135,6 +142,17 @@ def _before_the_command(commands: Any, option: str, typed: Sequence[str]) -> str
     named = [word for word in typed if word in commands.commands]
     command = next((name for name in (*named, "train") if name in have), have[0] if have else "COMMAND")
     return f" Options of a command stand behind it: agl {command} {option if have else '--option'} …"
+
+
+def _of_others(of: Any, option: str) -> str:
+    """Which commands have an option that this one lacks."""
+    root = of.find_root().command
+    have = [name for name, command in root.commands.items() if any(option in p.opts for p in command.params)]
+    return (
+        f". It is an option of agl {', agl '.join(have[:3])}; agl {of.command.name} -h lists those of this."
+        if have
+        else ""
+    )
 
 
 def _of_extra(words: list[str], options: list[str]) -> str | None:

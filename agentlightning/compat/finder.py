@@ -23,7 +23,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from agentlightning.compat.arguments import accept_older_words
-from agentlightning.compat.lookup import NotKept, follow, of_others, resolve, why_not
+from agentlightning.compat.lookup import NotKept, follow, meant, of_others, resolve, why_not
 from agentlightning.compat.notice import use
 from agentlightning.compat.row import Old
 from agentlightning.compat.table import ARGUMENTS, BY_NAME, MEMBERS, MODULES, NAMES
@@ -54,13 +54,16 @@ class OldNames:
 
 
 class OthersNames:
-    """Comes last, for a name of the package that nobody else finds: one that another library has is explained."""
+    """Comes last, for a name of the package that nobody else finds: slips, and names that another library has, are
+    explained."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
         module, _, last = name.rpartition(".")
         if (words := of_others(module, last)) is not None:
             raise NotKept(words)
+        if module == "agentlightning" and (near := meant(module, last)):
+            raise NotKept(f"There is no {name}{near}")
 
 
 def install() -> None:

@@ -30,7 +30,7 @@ def resolve(module: str, name: str) -> Any:
     if old is None and (words := of_others(module, name)) is not None:
         raise NoSuchName(words)
     if old is None:
-        raise AttributeError(f"module '{module}' has no attribute '{name}'{_meant(module, name)}")
+        raise AttributeError(f"module '{module}' has no attribute '{name}'{meant(module, name)}")
     if old.to is None and hasattr(sys.modules.get(module), "__path__"):
         raise NoSuchName(why_not(old))  # an import looks for a module of this name next, and hears of it there
     value = follow(old)
@@ -53,7 +53,8 @@ def why_not(old: Old) -> str:
     return f"{old.name.replace(':', '.')}: {old.note}"
 
 
-def _meant(module: str, name: str) -> str:
+def meant(module: str, name: str) -> str:
+    """The name of the module that is near, as a question behind a sentence; nothing where there is none."""
     from difflib import get_close_matches  # slow to load, and seldom needed
 
     known = {n.lower(): n for n in dir(sys.modules.get(module)) if not n.startswith("_")}

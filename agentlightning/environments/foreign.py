@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 from agentlightning.emitter import emit_annotation, emit_reward
 from agentlightning.environments.base import Environment, Probe
-from agentlightning.errors import AgentError, ConfigError, ExecutorError, RewardError
+from agentlightning.errors import AgentError, ConfigError, ExecutorError, RewardError, debugging
 from agentlightning.litagent import LitAgent
 from agentlightning.litagent.process import Captured, Finished, Limits, run_command
 from agentlightning.litagent.program import base_environment, endpoint_variables, first_llm
@@ -114,8 +114,9 @@ class ForeignEnvironment(Environment):
         except subprocess.TimeoutExpired:
             raise ConfigError(f"{self.scheme}: {self.name} lists no tasks within {_LIST_SECONDS:g} s.") from None
         if done.returncode != 0:
+            said = done.stderr.strip()[-800:] if debugging() else "".join(done.stderr.strip().splitlines()[-1:])
             missing = f" {self._python} needs  {self.install}" if "ModuleNotFoundError" in done.stderr else ""
-            raise ConfigError(f"{self.scheme}: {self.name} cannot be loaded.{missing}\n{done.stderr.strip()[-800:]}")
+            raise ConfigError(f"{self.scheme}: {self.name} cannot be loaded.{missing}\n{said}")
         listed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         if listed and "rewards_groups" in listed[0]:
             self._rewards_groups = listed.pop(0)["rewards_groups"]

@@ -188,6 +188,7 @@ def rollout(
 def llm_rollout(function: Function) -> FunctionAgent: ...
 @overload
 def llm_rollout(*, strip_proxy: bool = True) -> Callable[[Function], FunctionAgent]: ...
+@explained
 def llm_rollout(function: Function | None = None, *, strip_proxy: bool = True) -> Any:
     """`rollout` for a function of `(task, llm)`; refuses one that has no `llm`.
 
@@ -199,6 +200,7 @@ def llm_rollout(function: Function | None = None, *, strip_proxy: bool = True) -
     return _requiring("llm", function, strip_proxy=strip_proxy)
 
 
+@explained
 def prompt_rollout(function: Function) -> FunctionAgent:
     """`rollout` for a function of `(task, prompt_template)`; refuses one that has no `prompt_template`."""
     return _requiring("prompt_template", function)

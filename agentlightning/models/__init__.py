@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from agentlightning.arguments import explained
 from agentlightning.errors import ModelError
 from agentlightning.models.weights import damage_of_checkpoint
 
@@ -25,6 +26,7 @@ def shipped_models() -> dict[str, Path]:
     return {config.parent.name: config.parent for config in sorted(_HERE.glob("*/config.json"))}
 
 
+@explained
 def resolve_model(name: str | Path) -> str:
     """A shipped model's name, a local directory or a Hugging Face id → what `from_pretrained` takes. Of a run's folder
     that is its last checkpoint.

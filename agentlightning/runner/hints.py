@@ -6,6 +6,7 @@ Clients are told apart by the names of their errors: none of them is imported.
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.request import getproxies, proxy_bypass
@@ -61,6 +62,8 @@ HUNG_UP = (
 )
 ONE_V1_ONLY = "llm.endpoint is the base URL, ending in /v1: the client itself adds /chat/completions."
 
+OWN_LOOP = "A plain `def` agent has a thread without a loop: take asyncio.run(…), or make the agent async and await."
+CALLS_ITSELF = "A function calls itself without an end. Inside the agent its name is the agent: look for a call of it."
 NO_DICT = "Its parts are attributes: answer.choices[0].message.content, and answer.model_dump() is a dict."
 A_STREAM = "With stream=True the answer comes in parts:  for chunk in answer: …  Leave stream out to get it whole."
 A_DICT = 'A dict\'s fields stand in brackets: task["question"]. Tasks are what the data set says, as JSON.'
@@ -80,6 +83,8 @@ _PYTHONS_WORDS = {
     rf"'{_ANSWERS}' object is not subscriptable": NO_DICT,
     r"'(Async)?Stream' object (has no attribute|is not subscriptable)": A_STREAM,
     r"'dict' object has no attribute": A_DICT,
+    r"There is no current event loop in thread": OWN_LOOP,
+    r"^maximum recursion depth exceeded": CALLS_ITSELF,
     r"unexpected keyword argument '(endpoint|api_base|url|host|openai_api_base)'": BASE_URL,
     r"Object of type (function|builtin_function_or_method|method|type) is not JSON serializable": NO_FUNCTION,
     r"'coroutine' object (has no attribute|is not)": AWAIT_IT,
@@ -124,6 +129,14 @@ def hint_for(error: BaseException) -> str | None:
 
 def hint_of_task(error: BaseException, task: object) -> str | None:
     """Which fields a task has, where one was looked for that it has not."""
+    if isinstance(error, AttributeError | TypeError) and not isinstance(task, Mapping):
+        kind, said = type(task).__name__, message_of(error)
+        about = re.search(
+            rf"'{kind}' object (has no attribute|is not subscriptable)|^{kind}\w* ind(ex|ic)\w* must be", said
+        )
+        return f"The task is of the kind {kind}, here {task!r:.60}, and has no fields." if about else None
+    if isinstance(error, FileNotFoundError):
+        return f"A relative path is looked for from {os.getcwd()}. Give a whole one: Path(__file__).parent / 'file'."
     if type(error) is not KeyError or not isinstance(task, Mapping) or error.args[0] in task:
         return None
     return f"The task has no such field; it has {', '.join(map(str, list(task)[:20])) or 'none'}."

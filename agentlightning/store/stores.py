@@ -9,7 +9,7 @@ import weakref
 from pathlib import Path
 
 from agentlightning.arguments import explained
-from agentlightning.errors import missing_extra
+from agentlightning.errors import ConfigError, missing_extra
 from agentlightning.store.base import Capabilities
 from agentlightning.store.database.notify import Notifier
 from agentlightning.store.database.sqlite import BUSY_SECONDS, SqliteDatabase
@@ -57,6 +57,11 @@ class SqliteLightningStore(SqlLightningStore):
         watchdog_seconds: float = TICK_SECONDS,
         busy_seconds: float = BUSY_SECONDS,
     ):
+        if str(path).startswith(("http:/", "https:/", "postgres")):
+            other = "PostgresLightningStore" if str(path).startswith("postgres") else "LightningStoreClient"
+            raise ConfigError(
+                f"path is {str(path)!r}, and SQLite is a file. Such a store is agl.{other}({str(path)!r})."
+            )
         self.path = Path(path).expanduser()
         capabilities = Capabilities(
             thread_safe=True, async_safe=True, multi_process=False, durable=True, otlp_traces=False

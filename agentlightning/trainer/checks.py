@@ -13,8 +13,10 @@ from typing import Any, TypeGuard
 
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet
 from agentlightning.algorithm.base import Algorithm, FunctionalAlgorithm
+from agentlightning.algorithm.prompts.settings import PromptSettings, held_out
 from agentlightning.algorithm.records import value_of
 from agentlightning.algorithm.settings import TrainingSettings
+from agentlightning.arguments import check_address
 from agentlightning.errors import ConfigError, StoreError
 from agentlightning.importing import MAIN_GUARD, file_being_loaded
 from agentlightning.litagent import FunctionAgent, LitAgent
@@ -113,6 +115,8 @@ def check_whole_numbers(**given: object) -> None:
 def check_places(*, run_dir: object, resume: object, port: object) -> None:
     """Raises ConfigError for a folder that is no path, and for a port that there is not."""
     for name, value in (("run_dir", run_dir), ("resume", resume)):
+        if value == "":
+            raise ConfigError(f"{name} is '', which would be the working directory: is a variable not set?")
         if value is not None and not isinstance(value, str | os.PathLike):
             raise ConfigError(f"{name} is {value!r}; give a path, for example {name}='runs/mine'.")
     if port is not None and (isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= _HIGHEST_PORT):
@@ -139,6 +143,8 @@ def check_resources(resources: object) -> None:
         raise ConfigError(f"initial_resources is {resources!r}; give resources by name: {{'llm': agl.LLM(…)}}.")
     for resource in (resources or {}).values():
         check_parts(resource=resource)
+        if isinstance(resource, LLM) and not isinstance(resource, ProxyLLM):
+            check_address(f"The endpoint of the resource for the model {resource.model!r}", resource.endpoint)
 
 
 def check_agents_resources(
@@ -247,6 +253,9 @@ def check_given(
                 forks,
                 agent.shared_state,
             )
+    if isinstance(algorithm, PromptSettings) and train is not None and len(train) > 1:
+        apart = 0 if val is not None and len(val) > 0 else held_out(len(train))
+        algorithm.require_rollouts(len(train) - apart, apart or len(val or ()))
     for what, tasks in (("training", train), ("validation", val)):
         check_json(what, tasks)
         check_tasks(agent, what, tasks)

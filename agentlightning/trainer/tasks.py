@@ -39,7 +39,8 @@ def load_tasks(path: str | Path) -> list[Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is not text in UTF-8: {error}. Save it as UTF-8.") from error
     if not tasks:
-        raise ConfigError(f"{file} holds no tasks.")
+        below = " It has a line with names, and no row below it." if read is _table and file.stat().st_size else ""
+        raise ConfigError(f"{file} holds no tasks.{below}")
     return tasks if read is _lines else _checked(tasks, str(file))  # lines were checked one by one
 
 
@@ -87,10 +88,26 @@ def _lines(file: Path) -> list[Any]:
 
 def _value(line: str, file: Path, number: int) -> Any:
     try:
-        found = json.loads(line)
+        found = json.loads(line, object_pairs_hook=each_once)
     except ValueError as error:
-        raise ConfigError(f"{file}, line {number} is not JSON: {error}.{_hint(line.strip())}") from error
+        said = f": {error}" if isinstance(error, _Twice) else f" is not JSON: {error}"
+        raise ConfigError(f"{file}, line {number}{said}.{_hint(line.strip())}") from error
     check_texts(found, f"{file}, line {number}")
+    return found
+
+
+class _Twice(ValueError):
+    """An object that has a key twice."""
+
+
+def each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, as `json.loads` makes it. Raises ValueError for a key that it has twice: one of the two would be
+    lost."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _Twice(f"the key {json.dumps(twice)} stands in it twice, so one value would be lost: leave one out")
     return found
 
 
@@ -144,10 +161,11 @@ def _parses(text: str) -> bool:
 def _array(file: Path) -> list[Any]:
     text = file.read_text(encoding="utf-8-sig")
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=each_once)
     except ValueError as error:
         hint = " With one JSON value per line its name must end in .jsonl." if "Extra data" in str(error) else ""
-        raise ConfigError(f"{file} is not JSON: {error}.{hint}") from error
+        said = "" if isinstance(error, _Twice) else " is not JSON"
+        raise ConfigError(f"{file}{said}: {error}.{hint}") from error
     if isinstance(found, list):
         return found
     lists = [name for name, value in found.items() if isinstance(value, list)] if isinstance(found, dict) else []
@@ -180,7 +198,12 @@ def _table(file: Path) -> list[dict[str, Any]]:
         raise ConfigError(f"{file} has more than one column {twice!r}. Give each a name of its own.")
     odd = next((number for number, row in enumerate(rows, 2) if None in row or None in row.values()), None)
     if odd is not None:
-        raise ConfigError(f"{file}, row {odd} has not as many fields as the header. Quote fields that hold commas.")
+        quote = any("\n" in str(value) for value in rows[odd - 2].values())
+        why = " A quote that opens in it may not be closed." if quote else ""
+        raise ConfigError(
+            f"{file}, row {odd} has not as many fields as the header, which has {len(names)}.{why} Quote fields that "
+            "hold commas, and leave no field out: nothing between two commas is an empty one."
+        )
     return rows
 
 

@@ -314,6 +314,8 @@ class Trainer(GivenByName):
         check_given(self.algorithm, agent, train_dataset, val_dataset)
         if self.llm_proxy is None:  # else it may bring resources of its own
             check_agents_resources(agent, self.algorithm, self.initial_resources, self.models)
+        if isinstance(self.algorithm, TrainingSettings):
+            _ = self.algorithm.shape  # is there such a model? The folder of a run that goes on is as it was if not
         resuming = self.resume_from is not None or self._taken_again is not None
         prepare_folder(self.run_dir, resuming=resuming)
         started = started_runners(self, agent)  # before there are threads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
@@ -10,6 +11,7 @@ from typing import Any
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.settings import TrainingSettings
+from agentlightning.algorithm.unusual import unusual
 from agentlightning.errors import AgentError, AgentLightningError, EngineError, JudgeError
 from agentlightning.installation import command_name
 from agentlightning.litagent import LitAgent
@@ -85,6 +87,24 @@ def _doubtful(
             f"The learning rate {settings.peak_rate:g} is {settings.peak_rate / usual:,.0f} times the default for this "
             f"model ({usual:g}), which usually destroys the weights. Leave learning_rate out to take the default."
         )
+    yield from unusual(settings)
+    yield from _of_tasks("training", train)
+    yield from _of_tasks("validation", val)
+
+
+def _of_tasks(what: str, tasks: Dataset[Any] | None) -> Iterator[str]:
+    """Tasks of several kinds among the first, and those that hold nothing."""
+    first = [tasks[number] for number in range(min(len(tasks), _LOOKED_AT))] if tasks is not None else []
+    kinds = Counter(_KINDS.get(type(task), type(task).__name__) for task in first)
+    if len(kinds) > 1:
+        counts = ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common())
+        yield f"The first {what} tasks are of several kinds: {counts}. An agent is given each as it is."
+    nothing = [number for number, task in enumerate(first, 1) if task is None or task in ("", [], {})]
+    if nothing and (len(nothing) < len(first) or first[0] == ""):
+        yield f"Of the first {len(first)} {what} tasks {len(nothing)} are empty, number {nothing[0]} first."
+
+
+_KINDS = {dict: "dict", str: "text", int: "number", float: "number", list: "list", tuple: "list", type(None): "None"}
 
 
 def resuming(

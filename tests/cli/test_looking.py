@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +239,8 @@ def test_the_best_validation_is_shown_beside_the_last_with_an_interval_that_know
     )
     assert found["val_best_low"] < best["val_low"] < best["val_high"] < found["val_best_high"]
     assert found["val_best_low"] <= 0.4 <= found["val_best_high"]
-    text = agl("compare", folder, folder).stdout
+    copy = str(shutil.copytree(folder, f"{folder}-again"))
+    text = agl("compare", folder, copy).stdout
     assert "val last" in text
     assert f"{best['val_reward']:.3f} ({found['val_best_low']:.2f}–{found['val_best_high']:.2f})" in text
 

@@ -225,12 +225,12 @@ def test_validation_tasks_that_are_trained_and_a_rate_far_off_are_said() -> None
     from agentlightning.trainer.words import introduce
 
     heard = Heard()
-    algorithm = agl.GRPO(model="calc", learning_rate=5.0)
+    algorithm = agl.GRPO(model="calc", learning_rate=0.5)
     tasks = [{"q": n} for n in range(4)]
     introduce(Reporter(heard), algorithm, Path("run"), tasks, tasks[2:])
     said = " ".join(heard.warnings)
     assert "2 of the 2 validation tasks are training tasks" in said
-    assert "learning rate 5 is" in said
+    assert "learning rate 0.5 is" in said
     heard.warnings.clear()
     usual = agl.GRPO(model="calc").peak_rate
     introduce(Reporter(heard), agl.GRPO(model="calc", learning_rate=usual * FAR_TOO_HIGH / 2), Path("r"), tasks, [9])

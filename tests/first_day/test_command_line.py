@@ -186,7 +186,10 @@ def answer(command: str) -> str:
         ("serve runs/first --port 99999", "it is '99999'; it must be at most 65535. Port to listen on"),
         ("store --port -1", "it must be at least 0"),
         ("demo clac", "There is no example 'clac'"),
-        (f"{TRAIN} --timeout 5m", "it is '5m'; it must be a number. Seconds for one attempt"),
+        (
+            f"{TRAIN} --timeout 5m",
+            "it is '5m'; it must be a number. Write the number alone, without a letter or a unit behind it. Seconds",
+        ),
         (f"{TRAIN} --timeout 0,5", "A number has a point here: 0.5. Seconds"),
         (f"{TRAIN} --steps x", "it is 'x'; it must be a whole number. Training steps"),
         (f"{TRAIN} --n-runners 0", "it is '0'; it must be at least 1. Runners"),

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from agentlightning.arguments import explained_class
+from agentlightning.arguments import explained, explained_class
 from agentlightning.errors import ConfigError
 from agentlightning.types.arrays import Array, Float32Array, Int32Array, np
 
@@ -66,6 +66,7 @@ class Estimator:
         return np.where(counts_U, found_U, np.float32(0))
 
 
+@explained
 def estimator(
     *,
     siblings: bool = True,

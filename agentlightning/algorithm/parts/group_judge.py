@@ -158,7 +158,7 @@ class GroupJudge(ByName, Part):
         try:
             return self.rubric.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise ConfigError(f"The judge's rubric cannot be read: {error}.") from error
+            raise ConfigError(f"The judge's rubric cannot be read: {error}. Give the path of a text file.") from error
 
     def by_name(self) -> dict[str, Any]:
         """With the text of the rubric, whose file may change."""

@@ -35,7 +35,7 @@ from agentlightning.algorithm.prompts.evaluation import (
     pairs,
 )
 from agentlightning.algorithm.prompts.journal import Journal
-from agentlightning.algorithm.prompts.settings import PromptSettings
+from agentlightning.algorithm.prompts.settings import PromptSettings, held_out
 from agentlightning.algorithm.prompts.significance import evidence, threshold
 from agentlightning.errors import ConfigError
 from agentlightning.metrics.power import power_words
@@ -390,6 +390,6 @@ def _split(tasks: Dataset[Any], seed: int) -> tuple[list[Any], list[Any]]:
     """Training and validation tasks out of one set; at least one of each."""
     if len(tasks) < 2:
         raise ConfigError("One task is too few: give some for training and others for validation.")
-    held_out = len(tasks) // 2
+    apart = held_out(len(tasks))
     chosen = [tasks[i] for i in shuffled(range(len(tasks)), seed)]
-    return chosen[held_out:], chosen[:held_out]
+    return chosen[apart:], chosen[:apart]

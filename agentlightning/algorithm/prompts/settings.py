@@ -10,10 +10,15 @@ from agentlightning.algorithm.base import OF_THE_TRAINER, Algorithm, PolicySpec
 from agentlightning.algorithm.prompts.budget import Budget, Prices
 from agentlightning.algorithm.prompts.candidate import Candidate
 from agentlightning.algorithm.prompts.critic import ClientCritic, CriticClient, HttpCritic
-from agentlightning.arguments import GivenByName
+from agentlightning.arguments import GivenByName, check_address
 from agentlightning.backend import ModelSpec
 from agentlightning.errors import ConfigError
 from agentlightning.types import Demonstrations, PromptTemplate, RolloutConfig
+
+
+def held_out(tasks: int) -> int:
+    """How many of so many training tasks are set apart for validation where none are given."""
+    return tasks // 2
 
 
 @dataclass
@@ -61,6 +66,8 @@ class PromptSettings(GivenByName, Algorithm):
     def __post_init__(self) -> None:
         if self.async_openai_client is not None and self.critic_url is not None:
             raise ConfigError("Give the critic as async_openai_client or as critic_url, not both.")
+        if self.critic_url is not None:
+            check_address("critic_url", self.critic_url)
         low, high = self.reward_range
         if not low < high:
             raise ConfigError(f"reward_range={self.reward_range}: the first number must be below the second.")

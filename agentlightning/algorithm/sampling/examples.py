@@ -133,7 +133,10 @@ def messages_of(chat: Any) -> tuple[Messages, Tools]:
     messages, tools = _conversation(chat)
     learned = [m for m in messages if _is_learned(m)]
     if not learned:
-        raise ConfigError(f"A chat without an assistant message has nothing to learn: {str(messages)[:200]}")
+        raise ConfigError(
+            "A chat without an assistant message has nothing to learn: write what is to be said as one with the role "
+            f"'assistant', or leave the chat out: {str(messages)[:200]}"
+        )
     if not any(m.get("content") or any(map(m.get, _INSTEAD_OF_CONTENT)) for m in learned):
         raise ConfigError(f"The assistant says nothing in this chat, so nothing is to learn: {str(messages)[:200]}")
     return messages, tools

@@ -146,7 +146,7 @@ class DoctorOptions(Command):
         Option(min=1, help="Rollouts of each, which are compared; eight at least where there is a single task."),
     ] = 4
     seconds: Annotated[float, Option(min=1.0, help="Stop after so many, and say what was seen by then.")] = 45.0
-    group_size: Annotated[int, Option(min=1, help="Of the training that is meant.")] = 8
+    group_size: Annotated[int, Option(min=2, help="Rollouts of a task that the training compares.")] = 8
     tasks_per_step: Annotated[int, Option(min=1, help="Of the training that is meant.")] = 16
     max_context: Annotated[int, Option(min=1, help="Of the training that is meant.")] = 4096
     environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)

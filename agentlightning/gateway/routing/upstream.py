@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from agentlightning.arguments import check_address
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.dialects import Dialect, DialectRoute
@@ -76,11 +77,7 @@ class Provider(RoutingSettings, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for url in (self.base_url,) if isinstance(self.base_url, str) else self.base_url:
-            if not re.match(r"https?://", url):
-                raise ConfigError(
-                    f"The base_url of a Provider is {url!r}; it begins with http:// or https://, for example "
-                    "https://api.openai.com/v1."
-                )
+            check_address("The base_url of a Provider", url)
             if (ends := re.search(r"/(chat/completions|responses|messages|embeddings)/?$", url)) is not None:
                 raise ConfigError(
                     f"The base_url of a Provider is {url!r}; clients add {ends[0]} themselves. Leave that out."

@@ -67,7 +67,7 @@ class LightningStoreServer:
         if admin_key is None and not is_local_name(host):
             raise ConfigError(
                 f"Serving the store on {host} lets everybody on that network read and write it. Give an admin_key "
-                "(agl store --key …), or serve on 127.0.0.1."
+                "(--key on the command line), or serve on 127.0.0.1."
             )
         if admin_key is None and secret is not None:
             raise ConfigError("Keys for attempts mean nothing on an open server; give an admin_key too.")
