@@ -16,6 +16,7 @@ from shlex import quote
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
+from agentlightning import dashboard
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.console import Console
 from agentlightning.errors import ConfigError
@@ -192,11 +193,11 @@ async def _serve(
     secret: bytes | None,
     allow_hosts: Sequence[str],
 ) -> None:
-    from agentlightning.dashboard import dashboard_url, served_with_dashboard  # which those who only read do not need
-
     key = made or key
     async with location.opened(create=True) as store, AsyncExitStack() as stack:
-        server = served_with_dashboard(store, host, port, admin_key=key, secret=secret, allow_hosts=allow_hosts)
+        server = dashboard.served_with_dashboard(
+            store, host, port, admin_key=key, secret=secret, allow_hosts=allow_hosts
+        )
         await server.start()
         stack.enter_context(kept_key(server.port, made))
         owned = location.path if location.dsn is None and location.backend != "memory" else None
@@ -209,7 +210,7 @@ async def _serve(
                 f"\n  REST         {server.endpoint}/docs"
                 f"\n  traces       {server.otlp_traces_endpoint()}  (OTLP over HTTP)"
                 f"\n  metrics      {server.endpoint}/metrics"
-                f"\n  dashboard    {dashboard_url(server.endpoint)}",
+                f"\n  dashboard    {dashboard.dashboard_url(server.endpoint)}",
                 markup=True,
             )
             if made is not None:

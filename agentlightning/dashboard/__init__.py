@@ -4,6 +4,6 @@
 tells open pages what changed. The pages themselves are built from `dashboard/` of the repository into `static/`.
 """
 
-from agentlightning.dashboard.app import Dashboard, dashboard_url, served_with_dashboard
+from agentlightning import lazy
 
-__all__ = ["Dashboard", "dashboard_url", "served_with_dashboard"]
+__getattr__, __dir__, __all__ = lazy.attach(__name__)

@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
+from agentlightning import dashboard
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.records import ByName, flattened
-from agentlightning.dashboard import dashboard_url, served_with_dashboard
 from agentlightning.errors import AgentError, StoreError, message_of
 from agentlightning.files import atomic_write
 from agentlightning.keys import new_key
@@ -151,14 +151,14 @@ async def open_door(stack: AsyncExitStack, store: LightningStore, address: Addre
         if not isinstance(store, SqlLightningStore):
             return None  # it is read there
         key = new_key()
-        server = served_with_dashboard(store, port=0, admin_key=key, folder=run_dir.parent)
+        server = dashboard.served_with_dashboard(store, port=0, admin_key=key, folder=run_dir.parent)
         await server.start()
         stack.push_async_callback(server.stop)
         address = Address(server.endpoint, key)
     file = run_dir / LIVE_FILE
     _write_privately(file, Live(address.url, address.key, os.getpid()))
     stack.callback(lambda: file.unlink(missing_ok=True))
-    return dashboard_url(address.url)
+    return dashboard.dashboard_url(address.url)
 
 
 def _write_privately(file: Path, live: Live) -> None:
@@ -194,7 +194,7 @@ def announced(store: Path, url: str, key: str | None) -> Iterator[None]:
 async def readable_by_others(stack: AsyncExitStack, store: SqlLightningStore, file: Path) -> None:
     """Serve a store on this machine alone, until `stack` ends, so that `agl show FILE` reads it meanwhile."""
     key = new_key()
-    server = served_with_dashboard(store, port=0, admin_key=key)
+    server = dashboard.served_with_dashboard(store, port=0, admin_key=key)
     await server.start()
     stack.push_async_callback(server.stop)
     stack.enter_context(announced(file, server.endpoint, key))
