@@ -22,6 +22,7 @@ def test_each_statement_has_a_row_on_the_page() -> None:
     assert len(rows) == page.count("\n") - 2
 
 
+@pytest.mark.slow
 def test_the_simulation_finds_a_test_that_was_made_for_one_look() -> None:
     """What `agl why` said before: at the level .15, whenever somebody looked."""
 

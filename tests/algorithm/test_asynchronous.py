@@ -100,6 +100,7 @@ async def through_ahead(model: Path, steps: list[list[Episode]], reporter: Repor
     return learner.weights()
 
 
+@pytest.mark.slow
 async def test_without_staleness_replayed_rollouts_give_the_plain_loops_weights_bit_for_bit(
     tiny_model_dir: Path, reporter: Reporter
 ) -> None:

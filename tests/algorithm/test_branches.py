@@ -261,6 +261,7 @@ def trained(folder: Path, agent: agl.LitAgent[Any], **settings: Any) -> list[dic
     return [row for row in read_metrics(folder / "metrics.jsonl") if row.get("step")]
 
 
+@pytest.mark.slow
 async def test_continuations_say_what_states_are_worth(tmp_path: Path) -> None:
     rows = await asyncio.to_thread(trained, tmp_path / "run", agent_of(3), steps=1, tasks_per_step=1, branches=2)
     assert all(row["branches/states"] > 0 and row["branches/lost"] == 0 for row in rows)

@@ -50,6 +50,7 @@ def updater(constraint: Any, **given: Any) -> tuple[Updater, Any, Listening]:
     return Updater(settings, learner, Reporter(console)), learner, console
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.floats(-2, 2, width=32), min_size=2, max_size=4), min_size=1, max_size=6), st.booleans())
 async def test_the_multiplier_climbs_and_falls_within_its_bounds(steps: list[list[float]], below: bool) -> None:
     bound = {"at_most": 0.2} if below else {"at_least": 0.2}

@@ -43,6 +43,7 @@ def test_continuations_of_a_state_have_the_weight_of_a_rollout_and_are_compared_
     }
 
 
+@pytest.mark.slow
 def test_what_is_learned_is_the_gradient_of_the_values_of_these_states() -> None:
     """On the chain of three choices: rollouts that earned 0.9 or more are gone on from before their last choice."""
     random = np.random.default_rng(5)

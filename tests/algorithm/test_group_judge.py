@@ -453,6 +453,7 @@ async def test_with_a_reward_of_the_agents_it_is_one_more_part(tmp_path: Path, w
     assert any("trains nothing" in w for w in console.warnings) is not bool(weights)
 
 
+@pytest.mark.slow
 async def test_a_dead_endpoint_ends_the_run_before_its_first_step(tmp_path: Path) -> None:
     with pytest.raises(JudgeError, match=r"judge j at http://127.*AGL_JUDGE_KEY, which is not set"):
         await trained(tmp_path, lambda shown: 401)

@@ -95,6 +95,7 @@ async def test_a_run_learns_from_it_alone(tmp_path: Path) -> None:
     assert not any("several rewards" in text for text in console.warnings)
 
 
+@pytest.mark.slow
 async def test_it_stands_in_place_of_what_the_agent_gave_which_stays_a_part(tmp_path: Path) -> None:
     async def named(siblings: Sequence[agl.Sibling]) -> list[Mapping[str, float]]:
         await asyncio.sleep(0)
@@ -107,6 +108,7 @@ async def test_it_stands_in_place_of_what_the_agent_gave_which_stays_a_part(tmp_
     assert not any("several rewards" in text for text in console.warnings)
 
 
+@pytest.mark.slow
 async def test_a_method_of_an_agents_class_does_it_too(tmp_path: Path) -> None:
     class Agent(agl.LitAgent[Any]):
         async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> None:
@@ -122,6 +124,7 @@ async def test_a_method_of_an_agents_class_does_it_too(tmp_path: Path) -> None:
     assert {e.outcome for e in episodes} == {Outcome.OK}
 
 
+@pytest.mark.slow
 async def test_a_group_for_which_it_fails_teaches_nothing_and_the_other_does(tmp_path: Path) -> None:
     def picky(siblings: Sequence[agl.Sibling]) -> list[float]:
         if siblings[0].task["n"] == 1:
@@ -155,6 +158,7 @@ async def test_a_group_that_has_its_rewards_is_not_rewarded_again(tmp_path: Path
     assert [e.reward for e in again] == [e.reward for e in before]
 
 
+@pytest.mark.slow
 async def test_an_agent_that_says_that_it_was_rewarded_stops_nobodys_reward(tmp_path: Path) -> None:
     @agl.rollout(group_reward=by_length)
     async def forging(task: Any, llm: agl.LLM, rollout: Any) -> float:
@@ -171,6 +175,7 @@ async def test_an_agent_that_says_that_it_was_rewarded_stops_nobodys_reward(tmp_
     assert row["reward"] == row["reward/group"]
 
 
+@pytest.mark.slow
 async def test_one_that_always_fails_ends_the_run_with_its_reason(tmp_path: Path) -> None:
     def broken(siblings: Sequence[agl.Sibling]) -> list[float]:
         raise ValueError("broken")
@@ -212,6 +217,7 @@ async def test_any_list_of_numbers_will_do() -> None:
     assert await rewards_of(lambda siblings: tuple(len(s.answer) for s in siblings), SIBLINGS)
 
 
+@pytest.mark.quick_with("settings0")
 @pytest.mark.parametrize("settings", [{"credit": "per_turn"}, {"rollout_return": "sum"}, {"explore": "fork_successes"}])
 async def test_ways_of_credit_that_it_would_not_reach_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="group_reward"):

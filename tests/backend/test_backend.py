@@ -46,6 +46,7 @@ async def backend(request: pytest.FixtureRequest, tiny_model_dir: Path) -> Async
     await made.close()
 
 
+@pytest.mark.quick_with("embedded", "own", "vllm-lora")
 async def test_the_engine_samples_from_what_the_learner_has_once_it_is_published(backend: Backend) -> None:
     first = await sample(backend)
     batch, learner = row(PROMPT, first), backend.learner(POLICY)
@@ -61,7 +62,7 @@ async def test_the_engine_samples_from_what_the_learner_has_once_it_is_published
     assert await backend.publish(POLICY) == 1, "publishing what is published changes nothing"
 
 
-@pytest.mark.quick_with("inprocess", "own", "vllm-lora")
+@pytest.mark.quick_with("own", "vllm-lora")
 @pytest.mark.parametrize(
     "backend", [pytest.param("embedded", marks=pytest.mark.slow), *OTHERS], ids=NAMES, indirect=True
 )

@@ -431,6 +431,7 @@ def test_the_command_trains(tmp_path: Path) -> None:
     assert temperatures(tmp_path / "run") == {"train": {0.9}, "val": {0.4}}
 
 
+@pytest.mark.slow
 def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "agentlightning.verl", "algorithm.adv_estimator=grpo"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)

@@ -172,6 +172,7 @@ async def test_a_store_that_somebody_else_serves(tmp_path: Path, runners: int) -
         await store.close()
 
 
+@pytest.mark.slow
 def test_a_key_that_is_nowhere_is_said(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text('{"question": "What is 1 + 2?"}\n')
     given = ["--tasks", "tasks.jsonl", "--model", "calc", "--server", "http://127.0.0.1:9", "--key-file", "nowhere"]

@@ -55,6 +55,7 @@ def test_short_contexts_are_sampled_all_at_once(narrow: TorchEngine) -> None:
         check(narrow)
 
 
+@pytest.mark.slow
 def test_long_ones_wait_and_come_out_the_same(policy: Policy, narrow: TorchEngine) -> None:
     policy.model.generation_config.eos_token_id = None
     plenty = make_engine(policy, max_context=CONTEXT, max_concurrency=8)

@@ -90,6 +90,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_verifier_without_a_reward_is_no_reward_of_0(kind: str, tmp_path: Path) -> None:
     test, words = WRONG[kind]

@@ -178,6 +178,7 @@ async def test_a_cancelled_attempt_leaves_no_pod_and_no_process(cluster: Path, t
     assert b"\nsleep 86396" not in listed.stdout
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_leaves_no_pod(cluster: Path, tmp_path: Path) -> None:
     task = write_task(tmp_path / "task", more=IMAGE)
     code = f"""

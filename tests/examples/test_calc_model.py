@@ -136,6 +136,7 @@ def test_any_text_survives_and_digits_stay_apart(text: str, tokenizer: PreTraine
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("1234")) == list("1234")
 
 
+@pytest.mark.slow
 def test_it_is_as_good_as_promised(model: PreTrainedModel, renderer: Qwen3Renderer) -> None:
     tasks, _ = make_tasks(100, 0, seed=5)
     episodes = play(model, renderer, tasks, generator=torch.Generator().manual_seed(0))

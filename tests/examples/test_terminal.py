@@ -26,6 +26,7 @@ from examples.terminal.simulated import CHECK, change, run, shown_of
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_no_module_is_in_two_parts_and_each_can_be_mended() -> None:
     parts = make_tasks()
     assert {part: len(tasks) for part, tasks in parts.items()} == SIZES

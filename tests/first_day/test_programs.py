@@ -204,6 +204,7 @@ with suppress(HTTPError):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("reward", "counts", "words"),
@@ -217,6 +218,7 @@ def test_a_reward_that_is_posted_and_printed(
     assert said.count(words) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reward", "code", "words"),
     [("file", WRITES + "print(0.5)", "with reward='file'"), ("http", "print('done')", "The program posted no reward")],

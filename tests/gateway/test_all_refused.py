@@ -31,6 +31,7 @@ CASES: dict[str, tuple[Sequence[tuple[str, dict[str, Any]]], bool, Outcome, str 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 async def test_a_rollout_that_had_no_answer_is_a_failure_which_names_the_refusal(
     store: InMemoryLightningStore, rendering: RenderersRendering, case: str

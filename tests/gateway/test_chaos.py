@@ -233,6 +233,7 @@ async def test_a_body_that_never_ends_is_refused_in_time(
         assert len(await site.close()) == 1
 
 
+@pytest.mark.slow
 async def test_a_client_that_does_not_read_holds_up_nobody(site: Site) -> None:
     """Its answer is sampled, recorded, and thrown away when the gateway stops."""
     site.engine.script = lambda prompt, params: "word " * 500

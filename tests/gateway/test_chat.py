@@ -279,6 +279,7 @@ async def test_sync_client(site: Site) -> None:
     assert await asyncio.to_thread(ask)
 
 
+@pytest.mark.slow
 async def test_many_log_probs_are_written_beside_the_event_loop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
     respond = ChatDialect.respond

@@ -53,6 +53,7 @@ async def test_only_calls_with_a_certain_system_prompt_are_trained(
     assert [call.info.trained for call in calls] == [True, False, False]
 
 
+@pytest.mark.slow
 async def test_parallel_calls_do_not_sample_beyond_the_limit(
     store: InMemoryLightningStore, rendering: RenderersRendering
 ) -> None:

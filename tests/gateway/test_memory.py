@@ -273,6 +273,7 @@ async def together(store: InMemoryLightningStore, rendering: RenderersRendering)
         yield Site(store, engine, gateway, claimed.rollout_id, claimed.attempt.attempt_id)
 
 
+@pytest.mark.slow
 async def test_open_attempts_hold_no_more_than_all_may_and_go_on_exactly(together: Site) -> None:
     """Ten attempts are open at once; each goes on from a conversation that had to leave meanwhile."""
     shared = together.gateway._memory  # pyright: ignore[reportPrivateUsage]

@@ -144,6 +144,7 @@ def replaced(body: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[st
     return changed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BODIES)
 def test_any_value_anywhere_is_read_or_refused(name: str) -> None:
     (dialect,) = [d for d in DIALECTS if d.name == name]

@@ -89,6 +89,7 @@ NESTED = {
 }
 
 
+@pytest.mark.quick_with("chat", "messages-450")
 @pytest.mark.parametrize("depth", [90, 450, pytest.param(900, marks=pytest.mark.slow), 5_000])
 @pytest.mark.parametrize("path", NESTED)
 async def test_what_is_nested_deep_is_answered_or_refused_wherever_it_stands(site: Site, path: str, depth: int) -> None:
@@ -138,6 +139,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_slow_clients_do_not_take_a_store_of_few_descriptors(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", SERVER, str(tmp_path / "store.db")), stdin=asyncio.subprocess.PIPE, stdout=-1

@@ -104,12 +104,14 @@ def test_a_hostile_template_is_refused_within_seconds_of_processor_time(attack: 
     assert time.thread_time() - began < 3 * sandbox.SECONDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ["loops", "power", "text by calls"])
 def test_a_model_with_one_is_not_loaded(tmp_path: Path, attack: str) -> None:
     with pytest.raises(ModelError, match=r"chat_template\.jinja"):
         load_rendering(str(model_with(tmp_path, HOSTILE[attack] + SAYS)))
 
 
+@pytest.mark.slow
 def test_one_that_waits_for_a_longer_conversation_is_refused_there(tmp_path: Path) -> None:
     waits = "{% if messages|length > 9 %}" + HOSTILE["loops"] + "{% endif %}" + SAYS
     rendering = load_rendering(str(model_with(tmp_path, waits)), "default")

@@ -84,6 +84,7 @@ async def test_the_oldest_results_are_cut_and_the_call_says_so(
     assert len(branches) < len(done), "a conversation that was cut goes on with its tokens for a while"
 
 
+@pytest.mark.slow
 async def test_there_is_room_for_the_answer(store: InMemoryLightningStore, rendering: RenderersRendering) -> None:
     """All that an agent asks for, however its conversation grows: no answer is cut off because a prompt just fits."""
     calls, _, _ = await agent(store, rendering, ["7" * 137] * 40, cut_long_prompts=True, ask={"max_tokens": 60})

@@ -107,6 +107,7 @@ async def test_it_can_be_opened_to_all(kind: str, tmp_path: Path) -> None:
         assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.slow
 async def test_the_pages_of_a_dashboard_stay_open_to_be_read(tmp_path: Path) -> None:
     await SqliteLightningStore(tmp_path / "store.db").close()
     with started("dashboard", tmp_path) as (url, _):

@@ -161,6 +161,7 @@ async def test_keys_stay_home(
     assert "the other host" not in said
 
 
+@pytest.mark.slow
 def test_every_client_is_made_in_one_place() -> None:
     root = Path(agentlightning.__file__).parent
     making = {"ClientSession", "urlopen", "build_opener", "AsyncClient", "HTTPConnection", "HTTPSConnection"}

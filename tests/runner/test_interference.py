@@ -221,6 +221,7 @@ async def test_returned_spans_become_spans_of_the_attempt_whatever_ids_they_brin
     assert "note" in [span.name for span in spans]
 
 
+@pytest.mark.slow
 async def test_a_very_long_list_of_triplets(store: InMemoryLightningStore) -> None:
     @agl.rollout
     async def many(task: str) -> list[agl.Triplet]:

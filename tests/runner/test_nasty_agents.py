@@ -136,6 +136,7 @@ ASYNC = {
 }
 
 
+@pytest.mark.slow
 async def test_async_agents_end_and_the_next_ones_run(store: InMemoryLightningStore) -> None:
     began = time.monotonic()
     found = dict(zip(ASYNC, await outcomes(store, async_agent, list(ASYNC), concurrency=1), strict=True))

@@ -88,6 +88,7 @@ agl.Trainer(strategy="processes", n_runners=2, run_dir=sys.argv[1]).fit(agent, [
 """
 
 
+@pytest.mark.slow
 def test_the_runners_end_when_the_trainer_is_killed(tmp_path: Path) -> None:
     trainer = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path / "run")], stdout=subprocess.DEVNULL)
     parent = psutil.Process(trainer.pid)

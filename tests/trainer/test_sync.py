@@ -36,6 +36,7 @@ async def test_fit_inside_a_running_loop(tmp_path: Path) -> None:
     assert [e.reward for e in algorithm.episodes] == [3.0, 5.0]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to send")
 def test_ctrl_c_in_a_notebook_stops_the_run(tmp_path: Path) -> None:
     child = subprocess.Popen(

@@ -39,6 +39,7 @@ def test_it_finds_the_better_prompt_and_leaves_it_in_files_and_in_the_store(tmp_
     assert stored.version >= 1
 
 
+@pytest.mark.slow
 def test_a_finished_run_taken_again_pays_for_nothing(tmp_path: Path) -> None:
     first, again = FakeClient(helpful), FakeClient(helpful)
     ran: list[str] = []
@@ -76,6 +77,7 @@ def test_a_larger_budget_goes_on_where_a_smaller_one_ended(tmp_path: Path) -> No
     assert tuner.get_best_prompt().template == f"{SEED} alpha beta gamma"
 
 
+@pytest.mark.slow
 def test_the_budget_of_critic_tokens_is_kept(tmp_path: Path) -> None:
     client = FakeClient(helpful)
     tune(apo(client, budget_critic_tokens=6000, critic_max_tokens=500), words_agent([]), tmp_path / "run")
@@ -150,6 +152,7 @@ def test_a_prompt_that_makes_the_agent_fail_is_not_kept_though_what_is_left_earn
     assert tuner.get_best_prompt().template == SEED
 
 
+@pytest.mark.slow
 def test_several_templates_are_tuned_in_turn(tmp_path: Path) -> None:
     def critic(prompt: str) -> str:
         word = {"planner": "alpha", "writer": "beta"}["planner" if '"planner"' in prompt else "writer"]

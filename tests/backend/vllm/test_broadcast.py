@@ -78,6 +78,7 @@ def test_a_member_that_does_not_come_is_not_waited_for_without_end(folder: Path,
             waiting.result(60)
 
 
+@pytest.mark.slow
 def test_a_sender_that_is_killed_ends_the_wait_of_all(folder: Path, tmp_path: Path) -> None:
     """Long before a wait ends by itself."""
     program = subprocess.Popen(

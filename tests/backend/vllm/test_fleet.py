@@ -97,6 +97,7 @@ async def running(tmp_path: Path, count: int = 1, restarts: int = 3, **environme
         await servers.fleet.close()
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_killed_costs_its_calls_a_second_try(tmp_path: Path) -> None:
     async with running(tmp_path, count=2) as servers:
         first = servers.fleet.replicas[0].process
@@ -139,6 +140,7 @@ async def test_a_server_that_dies_while_it_is_started_again_is_started_once_more
         assert replica.process not in (first, second)
 
 
+@pytest.mark.slow
 async def test_servers_that_die_again_and_again_end_the_run(tmp_path: Path) -> None:
     async with running(tmp_path, restarts=1, FAKE_DIES_AFTER="0") as servers:
         with pytest.raises(BackendDied, match=r"out of luck(.|\n)*ended each time"):

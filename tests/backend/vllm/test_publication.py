@@ -101,6 +101,7 @@ async def test_a_flipped_bit_is_found_before_it_is_sampled_from(tiny_model_dir: 
         await backend.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora_rank", [None, 4])
 async def test_a_connection_that_is_lost_while_publishing_costs_another_try(
     tiny_model_dir: Path, lora_rank: int | None
