@@ -75,7 +75,7 @@ def not_empty(key: _Key | None, what: str) -> _Key | None:
             f"{what} has blanks, a line's end or 'Bearer' around it. Give the key alone; from a file, take .strip()."
         )
     if isinstance(key, str) and _PLACEHOLDER.fullmatch(key):
-        raise ConfigError(f"{what} stands for a key and is none. From a variable take os.environ['NAME'].")
+        raise ConfigError(f"{what} is a placeholder, not a key. To read it from a variable, write os.environ['NAME'].")
     if key is not None and not key.strip():
         raise ConfigError(f"{what} is empty, and an empty key is not a key: is a variable not set? Give one, or none.")
     return key

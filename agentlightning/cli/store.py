@@ -16,7 +16,7 @@ from shlex import quote
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from agentlightning import dashboard
+import agentlightning.dashboard as dashboard
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.console import Console
 from agentlightning.errors import ConfigError

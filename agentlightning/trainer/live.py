@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
-from agentlightning import dashboard
+import agentlightning.dashboard as dashboard
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.records import ByName, flattened
 from agentlightning.errors import AgentError, StoreError, message_of

@@ -120,7 +120,7 @@ def test_an_import_that_is_a_letter_off(name: str, meant: str) -> None:
         ("agl.llm_rollout(strip=True)", "llm_rollout has no argument 'strip'"),
         ("agl.SqliteLightningStore('http://h:4747')", "agl.LightningStoreClient('http://h:4747')"),
         *(
-            (f"agl.Provider(base_url='http://h/v1', api_key={key!r})", "stands for a key and is none")
+            (f"agl.Provider(base_url='http://h/v1', api_key={key!r})", "is a placeholder, not a key")
             for key in ("$OPENAI_API_KEY", "OPENAI_API_KEY", "${KEY}", "sk-...", "your-api-key", "<key>")
         ),
         ("agl.Trainer(run_dir='')", "is a variable not set?"),
