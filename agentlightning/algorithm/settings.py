@@ -104,7 +104,7 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, Algorithm):
     """How often every task is taken, unless `steps` says otherwise."""
     steps: PositiveInt | None = None
     """Number of steps; None: as many as `epochs` need."""
-    learning_rate: Annotated[NonNegativeFloat | None, Le(1)] = None
+    learning_rate: NonNegativeFloat | None = None
     """AdamW's learning rate. None: what suits the model's size and kind, ten times as much for an adapter, up to eight
     times for all weights of a small model; the first line of a run says it."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -24,7 +24,7 @@ class Usual:
 
 _A_SHARE = "It is a share, such as 0.2 for 20 %."
 USUAL: Mapping[str, Usual] = {
-    "learning_rate": Usual(1e-12, 1, "With 0 nothing is learned. Leave it out to take the default."),
+    "learning_rate": Usual(1e-12, 0.5, "A step moves each weight by about as much. Leave it out for the default."),
     "clip_low": Usual(0, 0.9, _A_SHARE),
     "clip_high": Usual(0, 10, _A_SHARE),
     "kl_coef": Usual(0, 1, "A large one holds the model where it began."),

@@ -117,7 +117,7 @@ async def agent(task: int, llm: agl.LLM) -> float:
 
 
 def fit(tmp_path: Path, backend: Any, **settings: Any) -> list[dict[str, Any]]:
-    given = {"steps": 12, "tasks_per_step": 2, "group_size": 16, "learning_rate": 1.0, "save_every": 4, **settings}
+    given = {"steps": 12, "tasks_per_step": 2, "group_size": 16, "learning_rate": 2000.0, "save_every": 4, **settings}
     algorithm = agl.GRPO(model="calc", backend=backend, **given)
     trainer = agl.Trainer(algorithm=algorithm, run_dir=tmp_path / "run", console=SilentConsole())
     trainer.fit(agent, list(range(100)))
@@ -172,7 +172,7 @@ class Halves(BigramBackend):
         (Forgets, "left its engine at weight version 0, and its learner has version 1"),
         (Pretends, "still samples from version 0"),
         (Relabels, "off the learner's"),
-        (Halves, "off the learner's|disagree about the same weights"),
+        (Halves, "off the learner's"),
     ],
 )
 def test_a_publish_that_does_not_publish_stops_the_run_at_its_first_step(

@@ -54,7 +54,6 @@ def answer(command: str) -> str:
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("learning_rate=5", "at least 0 and at most 1"),
         ("clip_low=20", "at least 0 and at most 1"),
         ("steps='1_000'", "Write it in digits alone: 1000."),
         ("stall_seconds='15m'", "Write the number alone"),
@@ -74,7 +73,8 @@ def test_a_setting_that_cannot_be_meant(setting: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"learning_rate": 0}, "With 0 nothing is learned"),
+        ({"learning_rate": 0}, "learning_rate is 0, and it is seldom below"),
+        ({"learning_rate": 5}, "learning_rate is 5, and it is seldom above 0.5."),
         ({"clip_high": 28, "minibatches": 2}, "such as 0.2 for 20 %"),
         ({"kl": agl.Reference(coef=100)}, "kl.coef is 100, and it is seldom above 1."),
         ({"temperature": 7}, "temperature is 7, and it is seldom above 2."),
