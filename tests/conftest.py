@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import os
 import shutil
+import ssl
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -22,6 +26,23 @@ notice.logger.disabled = True  # older names are used here on purpose, and nobod
 
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="agl-state-")  # the keys of servers that tests start
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+
+
+def share_certificates() -> None:
+    """Clients of these tests speak plain HTTP, and each would read the certificates of a machine: 25 ms every time."""
+    make, shared = ssl.create_default_context, functools.cache(ssl.create_default_context)
+
+    def context(purpose: ssl.Purpose = ssl.Purpose.SERVER_AUTH, **trusted: Any) -> ssl.SSLContext:
+        return (shared if purpose is ssl.Purpose.SERVER_AUTH else make)(purpose, **trusted)
+
+    ssl.create_default_context = context
+    with suppress(ImportError):  # not in every environment of other people's agents
+        import httpcore2
+
+        httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
+
+
+share_certificates()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
