@@ -135,8 +135,8 @@ def hint_of_task(error: BaseException, task: object) -> str | None:
             rf"'{kind}' object (has no attribute|is not subscriptable)|^{kind}\w* ind(ex|ic)\w* must be", said
         )
         return f"The task is of the kind {kind}, here {task!r:.60}, and has no fields." if about else None
-    if isinstance(error, FileNotFoundError):
-        return f"A relative path is looked for from {os.getcwd()}. Give a whole one: Path(__file__).parent / 'file'."
+    if isinstance(error, FileNotFoundError) and _is_relative(error.filename):
+        return f"A relative path starts at {os.getcwd()}. Give an absolute one: Path(__file__).parent / 'file'."
     if type(error) is not KeyError or not isinstance(task, Mapping) or error.args[0] in task:
         return None
     return f"The task has no such field; it has {', '.join(map(str, list(task)[:20])) or 'none'}."
@@ -190,3 +190,8 @@ def _of_a_client(error: BaseException) -> bool:
 def _goes_through_a_proxy() -> bool:
     """Whether the environment sends calls to this very machine to a proxy."""
     return bool({"http", "all"} & getproxies().keys()) and not proxy_bypass("127.0.0.1")
+
+
+def _is_relative(name: object) -> bool:
+    """Whether a file was looked for by a relative path; a bare word may be a command."""
+    return isinstance(name, str) and not os.path.isabs(name) and ("." in name or os.sep in name)

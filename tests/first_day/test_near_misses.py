@@ -254,7 +254,7 @@ def of_itself(task: Any) -> Any:
         (of_a_key, "1 + 1", "The task is of the kind str"),
         (of_a_key, 5, "The task is of the kind int, here 5"),
         (of_a_text, {"question": 1}, "A dict's fields stand in brackets"),
-        (of_a_file, "1 + 1", "A relative path is looked for from"),
+        (of_a_file, "1 + 1", "A relative path starts at"),
         (of_itself, "1 + 1", "A function calls itself without an end."),
     ],
 )
@@ -262,3 +262,8 @@ def test_an_agent(agent: Any, task: Any, words: str) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever Python makes of it
         agent(task)
     assert words in describe(caught.value, task)
+
+
+@pytest.mark.parametrize("name", ["node", "/data/answers.txt", None])
+def test_a_command_and_an_absolute_path_are_no_relative_path(name: str | None) -> None:
+    assert "relative path" not in describe(FileNotFoundError(2, "No such file or directory", name), {"q": 1})
