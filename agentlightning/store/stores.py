@@ -57,7 +57,7 @@ class SqliteLightningStore(SqlLightningStore):
         watchdog_seconds: float = TICK_SECONDS,
         busy_seconds: float = BUSY_SECONDS,
     ):
-        if str(path).startswith(("http:/", "https:/", "postgres")):
+        if str(path).startswith(("http:/", "https:/", "postgres:/", "postgresql:/")):
             other = "PostgresLightningStore" if str(path).startswith("postgres") else "LightningStoreClient"
             raise ConfigError(
                 f"path is {str(path)!r}, and SQLite is a file. Such a store is agl.{other}({str(path)!r})."
