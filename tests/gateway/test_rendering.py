@@ -99,13 +99,13 @@ def test_a_missing_model_is_one_clear_error(tmp_path: Path) -> None:
         load_rendering(str(tmp_path))
 
 
-@pytest.mark.slow
-def test_rendering_needs_no_torch() -> None:
+def test_rendering_needs_no_torch_and_no_client_of_openais() -> None:
     code = (
         "import sys; from agentlightning.gateway import load_rendering; from agentlightning.models import "
         "resolve_model;"
         "r = load_rendering(resolve_model('calc')); r.render([{'role': 'user', 'content': 'x'}], None);"
-        "assert 'torch' not in sys.modules"
+        "assert not {'torch', 'openai'} & sys.modules.keys();"
+        "import openai; openai.OpenAI, openai.AsyncOpenAI(api_key='x', base_url='http://127.0.0.1:1')"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
