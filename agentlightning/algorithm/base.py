@@ -18,6 +18,7 @@ from agentlightning.arguments import explained, explained_class
 from agentlightning.backend import Backend, BackendFactory, ModelSpec
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
+from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Reporter, Sink
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Dataset, NamedResources, ResourcesUpdate
@@ -150,6 +151,9 @@ class Algorithm:
     def serial(self) -> bool:
         """Whether the algorithm's rollouts must run one at a time."""
         return False
+
+    def check_agent(self, agent: LitAgent[Any]) -> None:
+        """Raises ConfigError for an agent that the algorithm cannot train, before anything is begun."""
 
     def attach(self, context: TrainingContext) -> None:
         """Called by the trainer before `run`."""

@@ -42,6 +42,7 @@ from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.backend import ComputeSettings, ModelSettings, ModelSpec
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import LossConfig
+from agentlightning.litagent import LitAgent
 
 PARTS: tuple[type[Part], ...] = (
     # whom rollouts play, which tasks they have
@@ -165,6 +166,10 @@ class FeatureSettings(TrainingSettings):
         """Raises ConfigError for settings that one of the features does not go together with."""
         for kind in PARTS:
             kind.check(self)
+
+    def check_agent(self, agent: LitAgent[Any]) -> None:
+        for part in self.features:
+            part.check_agent(self, agent)
 
     def check_parts(self) -> None:
         """Raises ConfigError for a user's part that is none, or has the name of another one."""

@@ -29,6 +29,7 @@ from agentlightning.algorithm.sampling.schedule import TaskSchedule
 from agentlightning.algorithm.sampling.source import FinishedRollouts, RolloutSource
 from agentlightning.arguments import GivenByName
 from agentlightning.errors import ConfigError
+from agentlightning.litagent import LitAgent
 from agentlightning.types import Dataset, PromptTemplate
 
 JOURNAL_FILE = "joint.jsonl"
@@ -92,6 +93,9 @@ class Joint(GivenByName, Algorithm):
     @property
     def serial(self) -> bool:
         return self.weights.serial
+
+    def check_agent(self, agent: LitAgent[Any]) -> None:
+        self.weights.check_agent(agent)
 
     def get_best_prompts(self) -> dict[str, PromptTemplate]:
         """The templates that the weights were last trained under, by name. Raises ConfigError before a run."""

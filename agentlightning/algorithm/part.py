@@ -21,6 +21,7 @@ from agentlightning.backend import Backend
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import Learner, LossConfig, PackedBatch, PassResult, StepResult
 from agentlightning.learner.packing import CreditedCall, pack, split_by_budget
+from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Reporter
 from agentlightning.types import Dataset
 from agentlightning.types.arrays import Float32Array, np
@@ -308,6 +309,9 @@ class Part:
     @classmethod
     def check(cls, settings: TrainingSettings) -> None:
         """Raises ConfigError for settings that the feature does not go together with."""
+
+    def check_agent(self, settings: TrainingSettings, agent: LitAgent[Any]) -> None:
+        """Raises ConfigError for an agent that the feature does not go together with, before a model is loaded."""
 
     @classmethod
     def findings(cls, record: RunRecord) -> Iterable[Finding]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import io
 import json
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any, TypeGuard
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet
 from agentlightning.algorithm.base import Algorithm, FunctionalAlgorithm
 from agentlightning.algorithm.prompts.settings import PromptSettings, held_out
-from agentlightning.algorithm.records import value_of
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import check_address
 from agentlightning.errors import ConfigError, StoreError
@@ -28,8 +26,6 @@ from agentlightning.tracer import Tracer
 from agentlightning.trainer.provenance import MOST_KEPT
 from agentlightning.trainer.tasks import check_texts, load_tasks
 from agentlightning.types import LLM, Dataset, Hook, NamedResources, ProxyLLM, Resource
-
-logger = logging.getLogger(__name__)
 
 _PARTS: dict[str, tuple[type, str]] = {
     "algorithm": (Algorithm, "GRPO(model='calc')"),
@@ -244,15 +240,7 @@ def check_given(
     """Raises ConfigError for tasks that the algorithm cannot learn, or the agent cannot be given."""
     if train is not None and isinstance(algorithm, TrainingSettings):
         algorithm.check_data(train)
-        forks = "credit='branches'" if algorithm.credit_mode.branches else None
-        if value_of(algorithm, "explore.how") != "none":
-            forks = "explore='fork_successes'"
-        if forks is not None and agent.shared_state is not None:
-            logger.warning(
-                "%s goes on from the middle of rollouts, and its agent may find another state there: %s",
-                forks,
-                agent.shared_state,
-            )
+    algorithm.check_agent(agent)
     if isinstance(algorithm, PromptSettings) and train is not None and len(train) > 1:
         apart = 0 if val is not None and len(val) > 0 else held_out(len(train))
         algorithm.require_rollouts(len(train) - apart, apart or len(val or ()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,11 +218,19 @@ async def test_any_list_of_numbers_will_do() -> None:
     assert await rewards_of(lambda siblings: tuple(len(s.answer) for s in siblings), SIBLINGS)
 
 
-@pytest.mark.quick_with("settings0")
 @pytest.mark.parametrize("settings", [{"credit": "per_turn"}, {"rollout_return": "sum"}, {"explore": "fork_successes"}])
 async def test_ways_of_credit_that_it_would_not_reach_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="group_reward"):
         await trained(tmp_path, made(by_length, 0.0), **settings)
+    assert os.listdir(tmp_path) == [], "before anything is begun"
+
+
+def test_prompts_and_weights_in_turns_refuse_what_the_weights_do() -> None:
+    weights = agl.GRPO(model="calc", credit="per_turn")
+    joint = agl.Joint(prompt=agl.GEPA(SimpleNamespace(chat=None)), weights=weights, budget_rollouts=5000)
+    with pytest.raises(ConfigError, match="group_reward"):
+        joint.check_agent(made(by_length, 0.0))
+    joint.check_agent(agl.rollout(lambda task, llm: 0.0))
 
 
 def test_what_is_no_function_is_refused() -> None:

@@ -119,8 +119,8 @@ def test_a_server_that_is_told_to_end_does(tmp_path: Path) -> None:
         trains = server.client(TRAIN)
         first_rollout(trains)
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(30) == 0
-        trains.communicate(timeout=60)
+        assert server.process.wait(90) == 0
+        trains.communicate(timeout=100)
         assert trains.returncode != 0
 
 

@@ -33,11 +33,20 @@ from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, RunHoo
 from agentlightning.algorithm.parts.constraint import Constraints
 from agentlightning.algorithm.parts.scales import Scales
 from agentlightning.algorithm.records import value_of
-from agentlightning.algorithm.sampling.going_on import Continued, ContinuingHooks, by_state, go_on, states_of, turns_of
+from agentlightning.algorithm.sampling.going_on import (
+    Continued,
+    ContinuingHooks,
+    by_state,
+    go_on,
+    states_of,
+    turns_of,
+    warn_of_shared_state,
+)
 from agentlightning.algorithm.settings import Share, TrainingSettings
 from agentlightning.arguments import Needs, SettingsGroup
 from agentlightning.errors import ConfigError
 from agentlightning.learner.packing import CreditedCall
+from agentlightning.litagent import LitAgent
 from agentlightning.types.arrays import np
 from agentlightning.types.recording import FORK_OF, STATES
 
@@ -90,6 +99,9 @@ class Branches(SettingsGroup, Part):
                 f"credit='branches' does not go together with {' and '.join(found)}: rollouts and their continuations "
                 "have to earn their rewards in the same way. Leave it out, or take another credit."
             )
+
+    def check_agent(self, settings: TrainingSettings, agent: LitAgent[Any]) -> None:
+        warn_of_shared_state(agent, "credit='branches'")
 
     def in_run(self, run: RunScope) -> RunHooks:
         return _Branching(self, run)

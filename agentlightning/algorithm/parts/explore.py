@@ -26,10 +26,18 @@ from agentlightning.algorithm.credit.continuations import with_continuations
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, RunHooks, RunScope, Update
 from agentlightning.algorithm.records import value_of
-from agentlightning.algorithm.sampling.going_on import ContinuingHooks, by_state, go_on, states_of, turns_of
+from agentlightning.algorithm.sampling.going_on import (
+    ContinuingHooks,
+    by_state,
+    go_on,
+    states_of,
+    turns_of,
+    warn_of_shared_state,
+)
 from agentlightning.algorithm.settings import Share, TrainingSettings
 from agentlightning.arguments import Needs, SettingsGroup
 from agentlightning.errors import ConfigError
+from agentlightning.litagent import LitAgent
 from agentlightning.types.recording import EXPLORED, FORK_OF
 
 if TYPE_CHECKING:
@@ -79,6 +87,9 @@ class Explore(SettingsGroup, Part):
                 "state are compared with each other by what they earned. Leave it out, or take advantage='grpo', "
                 "'drgrpo' or 'rloo' with credit='broadcast'."
             )
+
+    def check_agent(self, settings: TrainingSettings, agent: LitAgent[Any]) -> None:
+        warn_of_shared_state(agent, "explore='fork_successes'")
 
     def in_run(self, run: RunScope) -> RunHooks:
         return _Exploring(self, run)

@@ -19,6 +19,7 @@ from agentlightning.algorithm.records import value_of
 from agentlightning.algorithm.sampling.rollouts import mask_as_judge_error, unless_stopped
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import ConfigError, JudgeError, RewardError, own_line
+from agentlightning.litagent import LitAgent
 from agentlightning.types import Outcome, Span
 from agentlightning.types.names import ANNOTATION, GROUP_REWARDED, REWARDED_LATER
 from agentlightning.types.record import RolloutRecord
@@ -41,11 +42,9 @@ class GroupRewards(Part):
     def of(cls, settings: TrainingSettings) -> Self | None:
         return None if settings.is_supervised else cls()
 
-    def in_run(self, run: RunScope) -> RunHooks | None:
-        function = run.context.group_reward
-        if function is None:
-            return None
-        settings = run.settings
+    def check_agent(self, settings: TrainingSettings, agent: LitAgent[Any]) -> None:
+        if agent.group_reward is None:
+            return
         if value_of(settings, "explore") != "none":
             raise ConfigError(
                 "explore does not go together with the agent's group_reward, which sees no rollouts that go on from "
@@ -56,7 +55,10 @@ class GroupRewards(Part):
                 "The agent has a group_reward, which gives each rollout one reward: it needs credit='broadcast' and "
                 f"rollout_return='final', and they are {settings.credit!r} and {settings.rollout_return!r}."
             )
-        return _Rewarding(function, run)
+
+    def in_run(self, run: RunScope) -> RunHooks | None:
+        function = run.context.group_reward
+        return None if function is None else _Rewarding(function, run)
 
 
 async def rewards_of(function: GroupReward, siblings: Sequence[Sibling]) -> list[Mapping[str, float]]:

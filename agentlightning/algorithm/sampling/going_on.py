@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,11 @@ from agentlightning.algorithm.part import RunHooks
 from agentlightning.algorithm.sampling.rollouts import run_rollouts
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.gateway.replay import REPLAYED
+from agentlightning.litagent import LitAgent
 from agentlightning.types import EnqueueRolloutRequest, RecordedAttempt, RolloutMode, recorded_tools
 from agentlightning.types.recording import FORK_OF
+
+logger = logging.getLogger(__name__)
 
 RECORDING = "branches"
 """The name of the recording among a continuation's resources."""
@@ -136,3 +140,13 @@ class ContinuingHooks(RunHooks):
 
     def again(self, step: int) -> Sequence[Episode]:
         return self._due
+
+
+def warn_of_shared_state(agent: LitAgent[Any], setting: str) -> None:
+    """Warn of an agent that may find another state where it goes on than the rollout left, because of `setting`."""
+    if agent.shared_state is not None:
+        logger.warning(
+            "%s goes on from the middle of rollouts, and its agent may find another state there: %s",
+            setting,
+            agent.shared_state,
+        )
