@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -114,7 +115,7 @@ class ForeignEnvironment(Environment):
         except subprocess.TimeoutExpired:
             raise ConfigError(f"{self.scheme}: {self.name} lists no tasks within {_LIST_SECONDS:g} s.") from None
         if done.returncode != 0:
-            said = done.stderr.strip()[-800:] if debugging() else "".join(done.stderr.strip().splitlines()[-1:])
+            said = done.stderr.strip()[-800:] if debugging() else _what_was_raised(done.stderr)
             missing = f" {self._python} needs  {self.install}" if "ModuleNotFoundError" in done.stderr else ""
             raise ConfigError(f"{self.scheme}: {self.name} cannot be loaded.{missing}\n{said}")
         listed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -238,3 +239,11 @@ class _Worker(LitAgent[Any]):
             named = f" {wanted!r}" if wanted else ""
             raise ExecutorError(f"There is no reward{named}: there are {', '.join(rewards) or 'none'}.")
         return wanted
+
+
+def _what_was_raised(stderr: str) -> str:
+    """What a process said at its end: of a traceback, the error with all lines of its message, without the frames."""
+    _, traceback, said = stderr.strip().rpartition("Traceback (most recent call last):\n")
+    lines = said.splitlines()
+    message = list(dropwhile(lambda line: line.startswith("  "), lines)) if traceback else lines[-1:]
+    return "\n".join(line for line in message if "For further information visit" not in line)[-800:]

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.environments.foreign import ForeignEnvironment
+from agentlightning.environments.foreign import (
+    ForeignEnvironment,
+    _what_was_raised,  # pyright: ignore[reportPrivateUsage]
+)
 from agentlightning.environments.inspect import InspectEnvironment
 from agentlightning.environments.verifiers import VerifiersEnvironment
 from agentlightning.errors import AgentError, ConfigError, ExecutorError
@@ -493,3 +496,29 @@ async def test_a_taskset_whose_order_does_not_stay(
 def test_a_number_that_is_none_is_refused_by_its_name(option: str) -> None:
     with pytest.raises(ConfigError, match=f"{option} is 0"):
         agl.load_environment("verifiers:sums", agent=None, **{option: 0})
+
+
+TRACEBACK = """\
+a warning of a library
+Traceback (most recent call last):
+  File "worker.py", line 3, in <module>
+    load()
+    ^^^^^^
+"""
+
+
+@pytest.mark.parametrize(
+    ("stderr", "said"),
+    [
+        (TRACEBACK + "KeyError: 'unknown'\n", "KeyError: 'unknown'"),
+        (
+            TRACEBACK + "ValidationError: 1 validation error for Sums\nunknown\n  Extra inputs are not permitted\n"
+            "    For further information visit https://errors.example\n",
+            "ValidationError: 1 validation error for Sums\nunknown\n  Extra inputs are not permitted",
+        ),
+        ("Killed\n", "Killed"),
+        ("", ""),
+    ],
+)
+def test_of_a_traceback_the_error_is_said(stderr: str, said: str) -> None:
+    assert _what_was_raised(stderr) == said
