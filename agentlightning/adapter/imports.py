@@ -2,15 +2,16 @@
 serve supervised fine-tuning, preferences and prompts, and not reinforcement learning.
 
 `TRACE_READERS` lists the kinds. A reader knows its kind by a value of JSON and gives the model calls or the whole
-conversations in it. The calls of a trace become one conversation for each call that no later one continues, since every
+conversations in it. The calls of a trace become one conversation for each call that no other one continues, since every
 call repeats what was said before it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from agentlightning.adapter.conversations import message_of_parts
@@ -30,7 +31,8 @@ class ImportedCall:
     """A model call of a trace."""
 
     trace: str
-    began: str | float
+    began: int
+    """Nanoseconds since 1970; 0 where it is not known."""
     messages: Sequence[Message]
     answer: Message
     tools: Sequence[Any] = ()
@@ -50,11 +52,11 @@ class Imported:
     def examples(self) -> list[Example]:
         """The conversations, those of calls after those that were whole already."""
         by_trace: dict[str, dict[str, ImportedCall]] = {}
-        for call in sorted(self.calls, key=lambda call: str(call.began)):  # two instruments may record the same call
+        for call in sorted(self.calls, key=lambda call: call.began):  # two instruments may record the same call
             said = json.dumps([_compared(message) for message in (*call.messages, call.answer)])
             by_trace.setdefault(call.trace, {}).setdefault(said, call)
-        traces = [list(calls.values()) for calls in by_trace.values()]
-        ends = [c for calls in traces for n, c in enumerate(calls) if not _goes_on(c, calls[n + 1 :])]
+        traces = [calls.values() for calls in by_trace.values()]
+        ends = [call for calls in traces for call in calls if not _goes_on(call, calls)]
         return [*self.conversations, *(_example([*call.messages, call.answer], call.tools) for call in ends)]
 
 
@@ -85,9 +87,23 @@ def add_value(value: Any, found: Imported) -> None:
         raise ValueError(f"it is not what {reader.name} writes: {type(error).__name__}: {error}") from None
 
 
-def _goes_on(call: ImportedCall, later: Sequence[ImportedCall]) -> bool:
+def _goes_on(call: ImportedCall, calls: Iterable[ImportedCall]) -> bool:
+    """Whether one of the calls begins with this one and its answer. Clocks have no say in it: they step back."""
     whole = [_compared(message) for message in (*call.messages, call.answer)]
-    return any([_compared(message) for message in one.messages[: len(whole)]] == whole for one in later)
+    return any([_compared(message) for message in one.messages[: len(whole)]] == whole for one in calls)
+
+
+def _nanoseconds(moment: Any) -> int:
+    """A moment as traces write it: a count of nanoseconds since 1970, also as text, or a date of ISO 8601."""
+    text = str(moment or 0)
+    if text.isdecimal():
+        return int(text)
+    try:
+        date = datetime.fromisoformat(text)
+    except ValueError:
+        return 0
+    date = date if date.tzinfo else date.replace(tzinfo=UTC)
+    return (date - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
 
 
 def _compared(message: Message) -> Any:
@@ -157,7 +173,7 @@ def _otlp(request: Mapping[str, Any], found: Imported) -> None:
 
 def _otlp_span(span: Mapping[str, Any], found: Imported) -> None:
     events = [(e.get("name", ""), _attributes(e.get("attributes"))) for e in span.get("events") or ()]
-    began = float(span.get("startTimeUnixNano") or 0)
+    began = _nanoseconds(span.get("startTimeUnixNano"))
     _span(str(span.get("traceId")), began, _attributes(span.get("attributes")), events, found)
 
 
@@ -167,7 +183,7 @@ def _sdk_span(span: Mapping[str, Any], found: Imported) -> None:
     attributes = {**_flat(span.get("attributes") or {})}
     if span.get("span_kind"):
         attributes.setdefault("openinference.span.kind", span["span_kind"])
-    _span(str(span["context"].get("trace_id")), str(span.get("start_time") or ""), attributes, events, found)
+    _span(str(span["context"].get("trace_id")), _nanoseconds(span.get("start_time")), attributes, events, found)
 
 
 def _attributes(pairs: Any) -> dict[str, Any]:
@@ -199,7 +215,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _span(
     trace: str,
-    began: str | float,
+    began: int,
     attributes: Mapping[str, Any],
     events: Sequence[tuple[str, Mapping[str, Any]]],
     found: Imported,
@@ -314,7 +330,7 @@ def _langfuse(observation: Mapping[str, Any], found: Imported) -> None:
         found.silent += 1
         return
     messages, tools = _said(observation["input"])
-    began = str(observation.get("startTime") or "")
+    began = _nanoseconds(observation.get("startTime"))
     found.calls.append(ImportedCall(str(observation.get("traceId")), began, messages, answer, tools))
 
 

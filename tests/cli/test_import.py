@@ -246,6 +246,34 @@ def test_a_branch_is_a_conversation_of_its_own(tmp_path: Path) -> None:
     assert [one["messages"][-1]["content"] for one in found] == ["2.", "No."]
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("1795000000000000000", "1795000000123456789"),  # of which floats have fewer digits, or the same
+        ("1795000000123456700", "1795000000123456789"),
+        ("2026-01-01T00:00:00Z", "2026-01-01T00:00:00.5Z"),
+        ("2026-01-01T00:00:00.5+02:00", "2025-12-31T23:00:00+00:00"),
+        ("2026-01-01T00:00:00", "2026-01-01T00:00:01Z"),
+        ("at noon", "2026-01-01T00:00:01Z"),
+        (None, "1"),
+    ],
+)
+def test_conversations_are_in_the_order_of_their_moments_however_these_are_written(
+    first: str | None, second: str, tmp_path: Path
+) -> None:
+    def at(moment: str | None, answer: str) -> dict[str, Any]:
+        return langfuse()[1] | {"id": answer, "output": answer, "startTime": moment}
+
+    found = imported(tmp_path, json.dumps([at(second, "second"), at(first, "first")]))
+    assert [one["messages"][-1]["content"] for one in found] == ["first", "second"]
+
+
+def test_a_call_that_another_continues_is_no_conversation_where_the_clock_stepped_back(tmp_path: Path) -> None:
+    turned = langfuse()
+    turned[1]["startTime"], turned[2]["startTime"] = turned[2]["startTime"], turned[1]["startTime"]
+    assert imported(tmp_path, json.dumps(turned)) == [{"messages": WHOLE, "tools": [TOOL]}]
+
+
 def test_copied_answers_are_context_and_subagents_are_imported(tmp_path: Path) -> None:
     trajectory = atif()
     trajectory["steps"][2]["is_copied_context"] = True

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import agentlightning as agl
+from agentlightning.algorithm.features import PARTS
+from agentlightning.algorithm.part import Part
 from agentlightning.metrics import Sink
 from agentlightning.trainer.checks import check_agents_resources, shared_tasks
 from agentlightning.trainer.words import FAR_TOO_HIGH
@@ -251,3 +253,11 @@ def test_every_part_that_a_message_tells_people_to_give_exists() -> None:
         for part in name.split("."):
             found = getattr(found, part)
         assert isinstance(found, type), example
+
+
+@pytest.mark.parametrize("kind", PARTS, ids=lambda kind: kind.__name__)
+def test_an_agent_is_checked_by_each_feature_before_the_model_is_looked_for(kind: type[Part]) -> None:
+    """A feature that reads the model's files for its settings would be answered with words about the model."""
+    for settings in (agl.GRPO(model="no/such/model"), agl.GRPO(model="no/such/model", credit="branches", branches=2)):
+        if (part := kind.of(settings)) is not None:
+            part.check_agent(settings, agent)

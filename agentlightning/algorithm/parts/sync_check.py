@@ -101,19 +101,20 @@ def _largest(now_E: np.ndarray, entry: CreditedCall) -> float:
 class Agreement(Part):
     """Engine and learner give the same tokens the same log-probs; every run is checked."""
 
-    limit: float
+    settings: TrainingSettings
+    """Their limit is read when a run has begun: a limit that is not set is the model's own, which needs its files."""
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Self:
-        return cls(limit=settings.logprob_gap_limit)
+        return cls(settings=settings)
 
     def in_run(self, run: RunScope) -> RunHooks:
-        backend = run.backend
-        checks = {a: SyncCheck(backend.engine(a), backend.learner(a), self.limit) for a in run.policies}
+        backend, limit = run.backend, self.settings.logprob_gap_limit
+        checks = {a: SyncCheck(backend.engine(a), backend.learner(a), limit) for a in run.policies}
         return _AfterPublishing(checks)
 
     def in_policy(self, policy: PolicyScope) -> PolicyHooks:
-        return _BeforeStepping(self.limit)
+        return _BeforeStepping(self.settings.logprob_gap_limit)
 
 
 class _AfterPublishing(RunHooks):
