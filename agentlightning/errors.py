@@ -28,10 +28,14 @@ from __future__ import annotations
 
 import os
 import re
+from typing import ClassVar
 
 
 class AgentLightningError(Exception):
-    """Base of all errors raised on purpose by this package. They reach a person in words: see `in_words`."""
+    """Base of all errors raised on purpose by this package. They reach a person in words: see `in_words`. Programs tell
+    them apart by `code`, which stays as it is when words change."""
+
+    code: ClassVar[str] = "error"
 
     def _render_traceback_(self) -> list[str]:
         """What IPython and notebooks show."""
@@ -45,17 +49,25 @@ class AgentLightningError(Exception):
 class ConfigError(AgentLightningError):
     """A setting is wrong, unknown or unused."""
 
+    code = "config"
+
 
 class VariableError(ConfigError, ValueError):
     """An environment variable says what it cannot mean."""
+
+    code = "variable"
 
 
 class KindError(ConfigError, TypeError):
     """An argument is of another kind than is taken."""
 
+    code = "kind"
+
 
 class GraderRefused(ConfigError):
     """A grader of the fine-tuning API that is wrong, or cannot be honoured here."""
+
+    code = "grader"
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -66,13 +78,19 @@ class GraderRefused(ConfigError):
 class ModelError(AgentLightningError):
     """A model cannot be loaded, rendered, or sampled from."""
 
+    code = "model"
+
 
 class AgentError(AgentLightningError):
     """The agent did something that cannot be trained on (no reward, no model call, wrong return type)."""
 
+    code = "agent"
+
 
 class UnknownResourceError(AgentError, KeyError):
     """The agent asked for a resource by a name that there is not."""
+
+    code = "unknown_resource"
 
     __str__ = Exception.__str__  # a KeyError shows its message in quotes
 
@@ -80,60 +98,88 @@ class UnknownResourceError(AgentError, KeyError):
 class PromptTemplateError(AgentError, KeyError):
     """A prompt template could not be filled with what it was given."""
 
+    code = "prompt_template"
+
     __str__ = Exception.__str__
 
 
 class NotJsonError(AgentError, RuntimeError):
     """A value to record that JSON cannot hold."""
 
+    code = "not_json"
+
 
 class RewardError(AgentError, TypeError, ValueError):
     """A reward that is no finite number, or of whose parts none is the one that trains."""
+
+    code = "reward"
 
 
 class JudgeError(AgentLightningError):
     """What gives the reward (a grader, a judge) failed; the agent may have done well."""
 
+    code = "judge"
+
 
 class ExecutorError(AgentLightningError):
     """What runs a program elsewhere, a Kubernetes cluster, failed; the agent may have done well."""
+
+    code = "executor"
 
 
 class DeadlineError(AgentLightningError):
     """What runs a program elsewhere stopped it, because the attempt's time was over."""
 
+    code = "deadline"
+
 
 class StoreError(AgentLightningError):
     """The store refused or could not do an operation."""
+
+    code = "store"
 
 
 class NotFoundError(StoreError, ValueError):
     """No such rollout, attempt, resource, worker or run."""
 
+    code = "not_found"
+
 
 class ConflictError(StoreError):
     """The operation contradicts the state that is stored (finishing an attempt twice with different results, …)."""
+
+    code = "conflict"
 
 
 class StoreUnavailableError(StoreError):
     """The store cannot work at the moment (closed, full disk, locked file, not reachable); nothing is lost by it."""
 
+    code = "store_unavailable"
+
 
 class StoreClosedError(StoreUnavailableError):
     """The store was closed in this process: for whoever is here it does not come back."""
+
+    code = "store_closed"
 
 
 class GatewayError(AgentLightningError):
     """A model call was refused by, or failed in, the gateway."""
 
+    code = "gateway"
+
 
 class EngineError(AgentLightningError):
     """Sampling or learning failed, or what does them died."""
+
+    code = "engine"
 
 
 class BackendDied(EngineError):
     """What samples and learns ended by itself: out of memory, killed, a crash in a library. Another start may go on
     from the last checkpoint."""
+
+    code = "backend_died"
 
 
 def missing_extra(extra: str, package: str) -> ConfigError:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import traceback
+from collections.abc import Sequence
 
-from agentlightning.errors import AgentLightningError, debugging, in_words
+from agentlightning.errors import AgentLightningError, debugging, in_words, message_of
 
 
 def main() -> None:
-    """Entry point: errors made for the user end in one message, without a traceback; Ctrl-C ends with status 130."""
+    """Entry point: errors made for the user end in one message, without a traceback, and for `--json` in an object with
+    the error's code; Ctrl-C ends with status 130."""
     from agentlightning.cli.app import app
     from agentlightning.cli.interrupt import INTERRUPTED, was_interrupted
     from agentlightning.console import Console, SafeFormatter, never_fail_to_print, safe
@@ -25,6 +28,9 @@ def main() -> None:
         if debugging():
             raise
         Console(stderr=True, highlight=False, soft_wrap=True).print(in_words(error), style="red", markup=False)
+        if _wants_json(sys.argv[1:]):
+            said = {"code": error.code, "message": message_of(error)}
+            sys.stdout.write(json.dumps({"error": said}) + "\n")
         sys.exit(1)
     except Exception:  # a bug, in words that may be others'
         sys.stderr.write(safe(traceback.format_exc()))
@@ -33,3 +39,8 @@ def main() -> None:
         if not end.code and was_interrupted():
             sys.exit(INTERRUPTED)
         raise
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    """Whether `--json` is among the options of the command; what follows `--` belongs to a program."""
+    return "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)

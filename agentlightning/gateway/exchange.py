@@ -225,7 +225,8 @@ class Refusal(GatewayError):
         self.message = message
         self.status = status
         self.kind = kind
-        self.code = code
+        self.wire_code = code
+        """The provider's word for it, where it has one; `code` is ours for the class."""
         self.param = param
 
 

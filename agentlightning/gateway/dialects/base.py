@@ -260,6 +260,6 @@ def openai_error(refusal: Refusal) -> dict[str, Any]:
             "message": refusal.message,
             "type": refusal.kind,
             "param": refusal.param,
-            "code": refusal.code,
+            "code": refusal.wire_code,
         }
     }

@@ -193,7 +193,7 @@ class _ResponsesWriter:
         return self._event(f"response.{end['status']}", response=response)
 
     def fail(self, refusal: Refusal) -> bytes:
-        return self._event("error", code=refusal.code, message=refusal.message, param=refusal.param)
+        return self._event("error", code=refusal.wire_code, message=refusal.message, param=refusal.param)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._number = self._number, self._number + 1

@@ -145,8 +145,8 @@ class RefusedRequest(msgspec.Struct, frozen=True, tag=True):
 
     @classmethod
     def by(cls, refusal: Refusal, model: str = "unknown") -> RefusedRequest:
-        too_long = refusal.code == "context_length_exceeded"
-        said = refusal.message, refusal.status, refusal.kind, refusal.code, refusal.param
+        too_long = refusal.wire_code == "context_length_exceeded"
+        said = refusal.message, refusal.status, refusal.kind, refusal.wire_code, refusal.param
         return cls(model, *said, too_long=too_long)
 
     def refusal(self) -> Refusal:

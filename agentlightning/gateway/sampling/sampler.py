@@ -134,7 +134,7 @@ class Sampler:
                 count = planned.arrival.request.n
                 return await _all([self._choose(planned, index, most_tokens, emit) for index in range(count)])
         except Refusal as refusal:
-            if refusal.code == "max_tokens_exceeded":
+            if refusal.wire_code == "max_tokens_exceeded":
                 self._record_refusal(planned.arrival, refusal)
             raise
 

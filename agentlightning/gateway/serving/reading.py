@@ -108,7 +108,7 @@ class Reader:
             except Refusal as refusal:
                 answered = incoming.live.answered
                 left = answered.take_missed() if isinstance(answered, Answered) else None
-                if refusal.code not in _GONE or left is None or incoming.live.recall is None:
+                if refusal.wire_code not in _GONE or left is None or incoming.live.recall is None:
                     raise
             await incoming.live.recall(f"{left}:0")
         return await self._read(incoming, receive)

@@ -28,11 +28,11 @@ def with_switch(refusal: Refusal, headers: Mapping[bytes, bytes]) -> Refusal:
     """The refusal of a field, with what its program has to turn it off, where that is known."""
     sent = headers.get(b"user-agent", b"").decode("latin-1")
     program = next((one for one in PROGRAMS if sent.startswith(one.user_agent)), None)
-    if program is None or refusal.code != "unsupported_parameter" or refusal.param is None:
+    if program is None or refusal.wire_code != "unsupported_parameter" or refusal.param is None:
         return refusal
     field = refusal.param
     switch = next((how for name, how in program.switches.items() if field.startswith(name)), None)
     if switch is None:
         return refusal
     message = f"{refusal.message} In {program.name}: {switch}."
-    return Refusal(message, status=refusal.status, kind=refusal.kind, code=refusal.code, param=field)
+    return Refusal(message, status=refusal.status, kind=refusal.kind, code=refusal.wire_code, param=field)

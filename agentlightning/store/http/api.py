@@ -21,7 +21,7 @@ from agentlightning.store.http import prometheus, size, wire
 from agentlightning.store.http.attendance import Attendance
 from agentlightning.store.http.intake import Intake
 from agentlightning.store.http.openapi import document, page
-from agentlightning.store.http.problems import TITLES, problem
+from agentlightning.store.http.problems import describe, problem
 from agentlightning.store.http.table import (
     AttemptChangeItem,
     HttpOperation,
@@ -187,8 +187,7 @@ def _status_of(error: BaseException) -> int:
 def _problem_of(error: BaseException) -> wire.Problem:
     if not isinstance(error, StoreError):
         raise error
-    status = _status_of(error)
-    return wire.Problem(title=TITLES[status], status=status, detail=str(error))
+    return describe(_status_of(error), str(error), error.code)
 
 
 async def answered(request: Request, answering: Awaitable[Response]) -> Response:
@@ -198,7 +197,7 @@ async def answered(request: Request, answering: Awaitable[Response]) -> Response
     except ClientDisconnect:
         return Response(status_code=499)  # nobody reads it
     except (StoreError, ConfigError) as error:
-        return problem(_status_of(error), str(error))
+        return problem(_status_of(error), str(error), error.code)
     except Exception:  # a bug: the client gets an answer, the log the traceback
         logger.exception("%s failed", request.url.path)
         return problem(500, "The server failed; its log says why.")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 from pydantic import BaseModel, TypeAdapter
 
-from agentlightning.errors import StoreError
+from agentlightning.errors import AgentLightningError, StoreError
 from agentlightning.store.operations.calls import CallTable
 from agentlightning.store.operations.records import RecordTable
 from agentlightning.types import AttemptedRollout, CallRecord, Rollout, Span
@@ -31,6 +31,8 @@ class Problem(BaseModel):
     type: Literal["about:blank"] = "about:blank"
     title: str
     status: int
+    code: str = AgentLightningError.code
+    """For programs: it stays as it is when words change."""
     detail: str
 
 

@@ -140,8 +140,12 @@ def error_of(refusal: Refusal) -> dict[str, Any]:
     """Google's error shape."""
     status = _STATUSES.get(refusal.status, "INTERNAL" if refusal.status >= 500 else "INVALID_ARGUMENT")
     error: dict[str, Any] = {"code": refusal.status, "message": refusal.message, "status": status}
-    if refusal.code is not None:
+    if refusal.wire_code is not None:
         field = {"metadata": {"field": refusal.param}} if refusal.param is not None else {}
-        info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": refusal.code, "domain": "agentlightning"}
+        info = {
+            "@type": "type.googleapis.com/google.rpc.ErrorInfo",
+            "reason": refusal.wire_code,
+            "domain": "agentlightning",
+        }
         error["details"] = [{**info, **field}]
     return {"error": error}
