@@ -22,7 +22,7 @@ SECONDS_SINCE = $$(( $$(date +%s) - start ))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help dashboard demo install dev test test-slow test-clients test-vllm test-ray test-verl test-kubernetes lint format types docs wheel bench soak kills clean
+.PHONY: help dashboard demo install dev test test-slow test-clients test-vllm test-ray test-verl test-kubernetes lint format rules types docs wheel bench soak kills clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,7 +35,7 @@ install: $(STAMPS)/torch ## install the package with its training extra into .ve
 dev: $(STAMPS)/dev ## install the package with everything its tests, checks and docs need
 
 test: $(STAMPS)/dev ## the quick test suite, in parallel
-	@env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not clients and not vllm and not ray and not verl and not kubernetes" -n $(WORKERS) --dist worksteal --durations=15 $(ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --ignore tests/source -m "not slow and not clients and not vllm and not ray and not verl and not kubernetes" -n $(WORKERS) --dist worksteal --durations=15 $(ARGS)
 
 test-slow: $(STAMPS)/dev ## the long end-to-end tests
 	@$(BIN)/python -m pytest -q -m "slow and not clients and not vllm and not ray and not verl and not kubernetes" $(ARGS)
@@ -60,6 +60,9 @@ lint: $(STAMPS)/dev ## style: ruff's checks and formatting
 
 format: $(STAMPS)/dev ## fix what ruff can fix
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+rules: $(STAMPS)/dev ## what can be read: layers, names, sizes, what security.md lists, the pages and the commands on them
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2 tests/source $(ARGS)
 
 types: $(STAMPS)/dev ## pyright
 	@$(BIN)/pyright --pythonpath $(BIN)/python

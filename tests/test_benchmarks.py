@@ -83,6 +83,7 @@ def test_without_a_gpu_one_sentence_says_so(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == "There is no GPU here that torch could use, so nothing is measured.\n"
 
 
+@pytest.mark.slow
 def test_what_has_no_room_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     def too_large() -> gpu.Row:
         raise torch.OutOfMemoryError("CUDA out of memory")

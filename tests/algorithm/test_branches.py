@@ -127,6 +127,7 @@ def by_itself(random: np.random.Generator, path: tuple[int, ...], t: int) -> boo
     return random.random() < 0.5
 
 
+@pytest.mark.slow
 def test_the_gradient_is_that_of_the_reward() -> None:
     exact = sum(likelihood(p) * r * sum(score(p, t) for t in range(3)) for p, r in REWARDS.items())
 

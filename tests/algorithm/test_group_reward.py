@@ -86,6 +86,7 @@ def by_length(siblings: Sequence[agl.Sibling]) -> list[float]:
     return [float(sum(len(o.answer) > len(s.answer) for o in siblings)) for s in siblings]
 
 
+@pytest.mark.slow
 async def test_a_run_learns_from_it_alone(tmp_path: Path) -> None:
     episodes, (row,), console = await trained(tmp_path, made(by_length, None))
     assert [e.outcome for e in episodes] == [Outcome.OK] * 8

@@ -63,6 +63,7 @@ def test_a_loss_in_the_script_itself_is_refused_with_the_next_step(tmp_path: Pat
     assert "losses.py" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_loss_in_a_file_beside_the_script_is_found(tmp_path: Path) -> None:
     """From another working directory: what counts is where the script looks for modules."""
     (tmp_path / "code").mkdir()

@@ -418,6 +418,7 @@ async def test_a_reward_that_pays_for_length_is_smelt(store: InMemoryLightningSt
     assert "length_pays" in codes
 
 
+@pytest.mark.slow
 async def test_a_reward_that_comes_without_the_tools_is_smelt(store: InMemoryLightningStore) -> None:
     def using(tool: dict[str, Any] | None) -> Callable[[int, int], Told]:
         return lambda g, m: Told(reward=float(m > 1), calls=(Said(tools=True, tool=tool),))

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from agentlightning.models import shipped_models
-from tests.commands import SERVING, TYPED
+from tests.source.commands import SERVING, TYPED
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

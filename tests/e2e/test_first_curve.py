@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentlightning.metrics import read_metrics
-from tests.commands import commands
+from tests.source.commands import commands
 from tests.typed import agl, typed
 
 PAGE = Path(__file__).parents[2] / "docs" / "first-curve.md"

@@ -223,6 +223,7 @@ def test_a_grammar_waits_for_one_of_anothers_and_not_for_all(policy: Policy) -> 
     assert len(order) == 101, "each is compiled once"
 
 
+@pytest.mark.slow
 def test_a_call_with_a_new_schema_does_not_wait_for_anothers_thousand(policy: Policy) -> None:
     engine, hold = make_engine(policy, max_concurrency=8), threading.Event()
     engine._queue._grammars._thread.submit(hold.wait)

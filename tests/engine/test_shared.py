@@ -293,6 +293,7 @@ def drained(engine: TorchEngine, parts: dict[int, list[Chunk]]) -> dict[int, lis
     return parts
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SUPPORTED, reason="pages are given back on Linux only")
 def test_little_memory_is_shared(policies: dict[str, Policy]) -> None:
     """Three whole contexts for eight requests of four policies, one of which is held and changed on the way."""

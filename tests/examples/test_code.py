@@ -237,6 +237,7 @@ def test_the_code_of_a_problem_is_right() -> None:
         assert verdict(Answer([solve(problem)(given) for given, _ in pairs]), pairs) == PASSED
 
 
+@pytest.mark.slow
 def test_hidden_tests_tell_neighbours_apart() -> None:
     """Code with another number in its condition passes few of the hidden tests of problems that keep numbers."""
     tasks = [task for task in make_tasks()["train"] if "numbers above 5" in task["problem"]]

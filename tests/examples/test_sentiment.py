@@ -124,6 +124,7 @@ def test_mutations_keep_the_placeholder_and_stay_short() -> None:
     assert seen >= set(BLOCKS)
 
 
+@pytest.mark.slow
 async def test_apo_finds_a_better_prompt_among_mutations(tmp_path: Path) -> None:
     """With an agent that earns more the more examples its prompt shows."""
 

@@ -172,6 +172,7 @@ def queries(count: int, *, size: int = 16) -> list[torch.Tensor]:
     return [torch.randn(1, heads, count, size) for heads in (4, 2, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of torch's compiler, which hides it elsewhere
 def test_its_own_plain_computation_agrees_with_segments_and_so_do_gradients(
     make_call: MakeCall, monkeypatch: pytest.MonkeyPatch
@@ -255,6 +256,7 @@ def test_numbers_are_those_of_segments_and_of_rows(policy: Policy, make_call: Ma
     compare(learned(policy, batch, FLEX), learned(policy, batch, SEGMENTS, rows=True))
 
 
+@pytest.mark.slow
 def test_random_trees_of_all_sizes(policy: Policy, make_call: MakeCall) -> None:
     sizes = set()
     for seed in range(8):

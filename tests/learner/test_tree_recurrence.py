@@ -118,7 +118,7 @@ def test_numbers_are_those_of_rows(name: str, tree: str, make_call: MakeCall) ->
     agree(numbers(policy, batch, FLEX), expected)
 
 
-@pytest.mark.quick_with("qwen3_next", "olmo_hybrid")
+@pytest.mark.quick_with("qwen3_next")
 @pytest.mark.parametrize("name", NAMES)
 def test_random_trees(name: str, make_call: MakeCall) -> None:
     policy = policy_of(hybrid(name))
@@ -127,6 +127,7 @@ def test_random_trees(name: str, make_call: MakeCall) -> None:
         agree(numbers(policy, batch, SEGMENTS), numbers(policy, batch, SEGMENTS, rows=True))
 
 
+@pytest.mark.quick_with("branching-qwen3_next", "branching-olmo_hybrid")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tree", ["branching", pytest.param("chunks", marks=pytest.mark.slow)])
 def test_in_float64_they_are_the_same_numbers(
@@ -163,6 +164,7 @@ def test_a_model_without_any_attention(make_call: MakeCall) -> None:
     agree(numbers(policy, batch, SEGMENTS), numbers(policy, batch, SEGMENTS, rows=True))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")  # of peft, about its own pattern
 @pytest.mark.parametrize("options", [SEGMENTS, FLEX])
 def test_an_adapter_with_gradient_checkpointing(options: LearnerOptions, tmp_path: Path, make_call: MakeCall) -> None:
@@ -262,7 +264,7 @@ def _padding(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tree_recurrence, "GATES", dict.fromkeys(tree_recurrence.GATES, ()))
 
 
-@pytest.mark.quick_with("siblings", "_padding")
+@pytest.mark.quick_with("siblings")
 @pytest.mark.parametrize("sabotage", [_no_inputs, _no_states, _siblings, _detached, _padding])
 @pytest.mark.parametrize("name", ["qwen3_next", pytest.param("qwen3_5_text", marks=pytest.mark.slow)])
 def test_a_wrong_state_is_noticed(

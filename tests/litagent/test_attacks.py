@@ -151,6 +151,7 @@ def test_the_table_has_every_attack() -> None:
     assert list(promised()) == [*ATTACKS, *GRADED, *SHARED]
 
 
+@pytest.mark.quick_with("none-", "bubblewrap-")  # an image is made for the containers
 @pytest.mark.parametrize("name", [*ATTACKS, *GRADED, *SHARED])
 @pytest.mark.parametrize("user", [pytest.param("root", marks=pytest.mark.slow), "not root"])
 @pytest.mark.parametrize("kind", COLUMNS)

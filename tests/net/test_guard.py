@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-import agentlightning
 from agent_lightning.server import create_app
 from agent_lightning.settings import Settings
 from agent_lightning.trainings import Trainings
@@ -210,19 +208,3 @@ def test_bodies_are_what_their_type_says_for_every_method() -> None:
             for kind in (JSON, "application/x-protobuf", "application/vnd.msgpack"):
                 assert asked(guard, method, content_type=kind, **length) == 200
         assert asked(guard, method) == asked(guard, method, content_length="0") == 200
-
-
-def test_everything_that_listens_is_a_loop_server() -> None:
-    """There is one place that opens a server's socket, so there is none without the guard; the server of OpenEnv, which
-    runs in an interpreter without our package, has a key in front of it."""
-    root = Path(agentlightning.__file__).parent
-    listening = {"uvicorn", "http.server", "socketserver", "wsgiref.simple_server", "hypercorn", "aiohttp.web"}
-    found = set()
-    for file in [*root.rglob("*.py"), *(root.parent / "agent_lightning").rglob("*.py")]:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
-            if listening & set(names) or (isinstance(node, ast.Attribute) and node.attr == "start_server"):
-                found.add(file.relative_to(root.parent).as_posix())
-    assert found == {"agentlightning/net/server.py", "agentlightning/environments/workers/openenv_server.py"}

@@ -77,6 +77,7 @@ def _spoiled(line: bytes) -> Iterator[tuple[str, str, bytes]]:
         yield table, "*", json.dumps({**whole, table: [row, row]}).encode()
 
 
+@pytest.mark.slow
 async def test_a_damaged_line_is_refused_or_can_be_read(filled: SqliteLightningStore, tmp_path: Path) -> None:
     """Whatever is let in breaks no query, holds up no claim and no watchdog."""
     line = [line async for line in filled.export_lines()][-1]
@@ -117,6 +118,7 @@ async def test_another_rollouts_attempt_is_not_taken_over(filled: SqliteLightnin
     assert (after["rollouts"], after["attempts"]) == (before["rollouts"], before["attempts"])
 
 
+@pytest.mark.slow
 async def test_damaged_parquet_is_refused_by_name(filled: SqliteLightningStore, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     from agentlightning.store.transfer.parquet import read_folder, write_folder

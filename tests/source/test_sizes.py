@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tests.trees import trees
+from tests.source.trees import trees
 
 LINES_OF_A_FUNCTION, LINES_OF_A_FILE = 40, 500
 """At most. Of a function its signature and docstring do not count."""

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from tests.commands import (
+from tests.source.commands import (
     ELSEWHERE as TYPED_ELSEWHERE,
     OTHER_BLOCKS,
     PAGES as ALL_PAGES,
@@ -32,7 +32,7 @@ from tests.commands import (
     name_of,
 )
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 ELSEWHERE = {
     "README.md": "tests/e2e/test_docs_as_typed.py",
@@ -45,7 +45,7 @@ ELSEWHERE = {
     "from-art.md": "tests/e2e/test_pages.py",
     "from-trl.md": "tests/e2e/test_pages.py",
     "from-verifiers.md": "tests/e2e/test_pages.py",
-    "choosing.md": "tests/test_reference.py",
+    "choosing.md": "tests/source/test_reference.py",
 }
 """Pages whose blocks another test runs, but for those that `NOT_RUN` names."""
 NOT_RUN = {
@@ -143,7 +143,7 @@ def test_every_command_is_typed_or_a_line_says_why_not(page: Path) -> None:
     tables: list[Any] = [TYPED, SERVING, TYPED_ELSEWHERE]
     known = [command for table in tables for command in table.get(name_of(page), ())]
     own = {*commands(page)} - {*SEVERAL}
-    assert sorted(own) == sorted(known), "tests/commands.py has a line for each"
+    assert sorted(own) == sorted(known), "tests/source/commands.py has a line for each"
     others = {
         (name_of(page), language) for language, _ in all_blocks(page) if language not in (*SHELL, "python", "text")
     }

@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from tests.trees import trees
+from tests.source.trees import trees
 
 
 def test_no_two_classes_have_the_same_name() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scripts.clients import AGENTS, ENVIRONMENTS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TURNS = re.findall(r'^    "([^|"]+)\|([\w-]+)\|([^|"]*)', (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
 
 

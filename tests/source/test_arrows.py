@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import agentlightning
+from tests.source.trees import PACKAGE, nodes_of, package_files, tree_of
 
-ROOT = Path(agentlightning.__file__).parent
+ROOT = PACKAGE
 
 LAYERS: list[set[str]] = [
     {
@@ -105,10 +105,9 @@ class Import:
         return f"{self.path}:{self.line} imports {self.module}"
 
 
-def imports_of(source: str, path: Path) -> Iterator[Import]:
+def imports_of(tree: ast.Module, path: Path) -> Iterator[Import]:
     """Every import in a file of the package; `path` is relative to the directory that holds the package."""
     package = list(path.with_suffix("").parts)[:-1]
-    tree = ast.parse(source)
     front_doors = {
         alias.asname or alias.name
         for node in ast.walk(tree)
@@ -179,13 +178,10 @@ def complaint(found: Import) -> str | None:
     return f"{found}: the arrow {source} → {target} points back"
 
 
-def package_files() -> list[Path]:
-    return [path for path in sorted(ROOT.rglob("*.py")) if "__pycache__" not in path.parts]
-
-
-def complaints_about(source: str, path: str) -> list[str]:
+def complaints_about(source: str | ast.Module, path: str) -> list[str]:
     """What the check says of a file with this source at this place."""
-    found = (complaint(i) for i in imports_of(source, Path(path)))
+    tree = ast.parse(source) if isinstance(source, str) else source
+    found = (complaint(i) for i in imports_of(tree, Path(path)))
     return [text for text in found if text]
 
 
@@ -194,14 +190,14 @@ def test_imports_point_one_way() -> None:
     assert len(files) > 20, files
     problems: list[str] = []
     for path in files:
-        problems += complaints_about(path.read_text(), str(path.relative_to(ROOT.parent)))
+        problems += complaints_about(tree_of(path), str(path.relative_to(ROOT.parent)))
     assert not problems, "\n" + "\n".join(problems)
 
 
 def _imported(path: Path, modules: Mapping[str, Path]) -> set[str]:
     """Those of the modules that a file imports, however it is written: `from package import module`, too."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:

@@ -17,7 +17,7 @@ from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.cli.app import app
 from scripts.settings import written
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from scripts import applications
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def result(seed: int, after: float = 0.8) -> dict[str, Any]:

@@ -20,9 +20,8 @@ import typer.main
 import agentlightning as agl
 from agentlightning import errors
 from agentlightning.cli.app import app
+from tests.source.trees import PACKAGE, ROOT, nodes_of, package_files
 
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "agentlightning"
 HOLE = "…"
 """What stands for a value that is put into a text."""
 _OTHERS = ("OpenAI", "AsyncOpenAI", "Anthropic")
@@ -32,23 +31,17 @@ _OTHERS = ("OpenAI", "AsyncOpenAI", "Anthropic")
 @cache
 def files() -> list[Path]:
     """All source files but those about names of earlier versions, whose advice is tested with them."""
-    return [file for file in sorted(PACKAGE.rglob("*.py")) if "compat" not in file.parts]
-
-
-@cache
-def nodes(file: Path) -> tuple[ast.AST, ...]:
-    """What the syntax tree of a file consists of; every process that collects the tests reads all files once."""
-    return tuple(ast.walk(ast.parse(file.read_text())))
+    return [file for file in package_files() if "compat" not in file.parts]
 
 
 @cache
 def texts(file: Path, *, docstrings: bool = False) -> tuple[str, ...]:
     """All texts in a file, with a hole for each value that is put in; parts that are written side by side are one."""
-    skipped = {id(value) for node in nodes(file) if isinstance(node, ast.JoinedStr) for value in node.values}
+    skipped = {id(value) for node in nodes_of(file) if isinstance(node, ast.JoinedStr) for value in node.values}
     if not docstrings:
-        skipped |= {id(node.value) for node in nodes(file) if isinstance(node, ast.Expr)}
+        skipped |= {id(node.value) for node in nodes_of(file) if isinstance(node, ast.Expr)}
     found: list[str] = []
-    for node in nodes(file):
+    for node in nodes_of(file):
         if isinstance(node, ast.JoinedStr):
             found.append("".join(v.value if isinstance(v, ast.Constant) else HOLE for v in node.values))  # pyright: ignore
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
@@ -191,7 +184,7 @@ def raised() -> Iterator[tuple[str, int, str]]:
     """The message of every error of ours that is raised with a text of its own, by file and line."""
     names = {kind.__name__ for kind in every_error()}
     for file in files():
-        for node in nodes(file):
+        for node in nodes_of(file):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in names:
                 continue
             for argument in node.args[:1]:

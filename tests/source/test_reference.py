@@ -17,7 +17,7 @@ from agentlightning.backend import ModelSettings
 from agentlightning.gateway.settings import CallSettings
 from scripts import pages
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_every_public_name_is_in_the_reference_once() -> None:
