@@ -116,5 +116,5 @@ $(STAMPS)/dev: $(STAMPS)/python pyproject.toml constraints.txt
 
 $(STAMPS)/ray: $(STAMPS)/dev
 	@echo "==> installing Ray into $(VENV)"
-	@start=$$(date +%s); $(PIP) -e '.[ray]' && echo "    done in $(SECONDS_SINCE) s"
+	@start=$$(date +%s); $(PIP) -e '.[ray]' 'ray[default]' && echo "    done in $(SECONDS_SINCE) s"
 	@touch $@

@@ -405,7 +405,18 @@ def main() -> int:
         build(folder)
         return enter()
     Cluster(folder).start()
-    tests = [sys.executable, "-m", "pytest", "-q", "-m", "kubernetes", "tests/litagent", "tests/e2e", *arguments]
+    tests = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "kubernetes",
+        "tests/litagent",
+        "tests/e2e",
+        "tests/environments",
+        *arguments,
+    ]
     environment = {**os.environ, "AGL_TEST_KUBERNETES_NODE": str(folder / "run")}
     command = shlex.split(options.run) if options.run else tests
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode

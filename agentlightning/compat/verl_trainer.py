@@ -15,7 +15,7 @@ LOGGER, PROJECT, EXPERIMENT = "trainer.logger", "trainer.project_name", "trainer
 FOLDER, RESUME, RESUME_FROM = "trainer.default_local_dir", "trainer.resume_mode", "trainer.resume_from_path"
 PORT = "agentlightning.port"
 OF_THE_TRAINER = {
-    LOGGER: "Trainer(sinks=[…]), for wandb, mlflow, tensorboard, trackio; console and file are always on",
+    LOGGER: f"Trainer(sinks=[…]), for {', '.join(TRACKERS)}; console and file are always on",
     PROJECT: "the trackers' project, and the start of the run folder's name",
     EXPERIMENT: "the name of the run's folder",
     FOLDER: "Trainer(run_dir=…)",

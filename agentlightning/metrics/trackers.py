@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -146,11 +147,47 @@ class TrackioSink(Sink):
             self._trackio.finish()
 
 
+class RaySink(Sink):
+    """Gauges among the metrics of Ray itself, which Prometheus collects from a cluster's machines: `reward` becomes
+    `ray_agentlightning_reward`, tagged with the run's folder and id. Needs `ray`, and a run on a cluster."""
+
+    def __init__(self) -> None:
+        try:
+            import ray  # pyright: ignore[reportMissingImports]
+            from ray.util.metrics import Gauge  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise _missing("ray") from None
+        self._ray: Any = ray
+        self._gauge: Any = Gauge
+        self._gauges: dict[str, Any] = {}
+        self._tags: dict[str, str] = {}
+
+    def start(self, run: Run) -> None:
+        self._tags = {"run": Path(str(run.state.get("run_dir") or run.run_id)).name, "run_id": run.run_id}
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        if not self._gauges:
+            self._check()
+        for name, value in numbers(metrics).items():
+            known = re.sub(r"\W", "_", f"agentlightning_{name}")
+            if known not in self._gauges:
+                self._gauges[known] = self._gauge(known, description=name, tag_keys=tuple(self._tags))
+            self._gauges[known].set(value, tags=self._tags)
+
+    def _check(self) -> None:
+        if not self._ray.is_initialized():
+            raise ConfigError("The sink 'ray' needs a run on a cluster: backend='ray', or ray.init() before it.")
+        here = self._ray.get_runtime_context().get_node_id()
+        if any(node["MetricsExportPort"] < 0 for node in self._ray.nodes() if node["NodeID"] == here):
+            raise ConfigError("This cluster collects no metrics: pip install 'ray[default]' on its machines.")
+
+
 TRACKERS: Mapping[str, Callable[[str], Sink]] = {
     "tensorboard": lambda project: TensorBoardSink(os.environ.get("TENSORBOARD_DIR") or Path("tensorboard", project)),
     "wandb": lambda project: WandbSink(project),
     "mlflow": lambda project: MLflowSink(os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db", project),
     "trackio": lambda project: TrackioSink(project),
+    "ray": lambda project: RaySink(),
 }
 """Trackers by name, each for a project; where they write is what their own variables of the environment say."""
 

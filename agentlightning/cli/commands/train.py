@@ -24,6 +24,7 @@ from agentlightning.cli.options import (
     Trust,
     UpstreamOptions,
 )
+from agentlightning.metrics.trackers import TRACKERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +116,7 @@ class TrainOptions(Command):
     ] = None
     log: Annotated[
         list[str],
-        Option(help="Send metrics to a tracker as well: tensorboard, wandb, mlflow or trackio; may be repeated."),
+        Option(help=f"Send metrics to a tracker as well: {', '.join(TRACKERS)}; may be repeated."),
     ] = field(default_factory=list)
     trust: Trust = False
     print_config: Annotated[
