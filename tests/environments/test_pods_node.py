@@ -34,7 +34,10 @@ IMAGE = '[environment]\ndocker_image = "agent:1"\nworkdir = "/app"\n'
 OPEN: dict[str, Any] = {
     "apiVersion": "policy/v1beta1",
     "kind": "PodSecurityPolicy",
-    "metadata": {"name": "a-root-in-its-container"},
+    "metadata": {
+        "name": "a-root-in-its-container",
+        "annotations": {"seccomp.security.alpha.kubernetes.io/allowedProfileNames": "*"},
+    },
     "spec": {
         "volumes": ["*"],
         "allowPrivilegeEscalation": True,

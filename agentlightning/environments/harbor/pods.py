@@ -112,10 +112,11 @@ async def open_pod(request: BoxRequest, namespace: str | None) -> AsyncIterator[
         await _kubectl(["create", *inside, "-f", "-"], "make a pod", stdin=json.dumps(manifest(name, request.section)))
         await _running(name, inside, request.section.build_timeout_sec)
         box = PodBox(name, inside, request.environment)
-        box.workdir = request.section.workdir or (await box.run(["pwd"])).stdout.strip() or "/"
-        made = await box.shell(f"mkdir -p {shlex.join([*PLACES, box.workdir])} && chmod 777 /logs /logs/*")
+        workdir = request.section.workdir or (await box.run(["pwd"])).stdout.strip() or "/"
+        made = await box.shell(f"mkdir -p {shlex.join([*PLACES, workdir])} && chmod 777 /logs /logs/*")
         if made.exit_code != 0:
             raise ExecutorError(f"The folders of a task cannot be made in its pod: {last_words(made.stderr)}")
+        box.workdir = workdir
         yield box
 
 
