@@ -237,6 +237,7 @@ ELSEWHERE = {
         "agl train --env gym:FrozenLake-v1 --env-option is_slippery=false --model ./my-model": _ENVIRONMENTS,
         "agl env check harbor:./tasks": _ENVIRONMENTS,
         "agl train --env harbor:./tasks --agent codex --model ./my-model --env-option val=./held-out": _ENVIRONMENTS,
+        "agl env check harbor:my-tasks@1.0 --env-option registry_path=./registry.json": _ENVIRONMENTS,
     },
     "examples/calc/README.md": {
         "python -m examples.calc.make_model --out agentlightning/models/calc": (

@@ -238,7 +238,7 @@ def read_task(folder: Path) -> HarborTask:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no TOML: {error}.") from None
     except ValidationError as error:
-        raise ConfigError(f"{path}: {_first_of(error)}") from None
+        raise ConfigError(f"{path}: {first_error(error)}") from None
     networks = {"agent": file.agent, "verifier": file.verifier, **{f"steps.{s.name}": s.agent for s in file.steps}}
     for name, section in {"environment": file.environment, **networks}.items():
         if section.network_mode == "allowlist":
@@ -299,7 +299,7 @@ def _only(value: str, known: str) -> str:
     return value
 
 
-def _first_of(error: ValidationError) -> str:
+def first_error(error: ValidationError) -> str:
     """The first thing that is wrong, by the key's name, and how many more there are."""
     first, *more = error.errors()
     where = ".".join(str(part) for part in first["loc"])
