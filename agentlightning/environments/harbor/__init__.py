@@ -6,7 +6,8 @@ boxes       what a task runs in, and a sandbox of it    containers    a containe
 project     several containers, one of them the box     pods          a cluster's pod as a box
 engines     which of these a task gets                  removal       what ends them with this process
 registry    data sets by name                           repository    folders of a git repository, fetched once
-dataset     dataset.toml of a folder of tasks
+dataset     dataset.toml of a folder of tasks           artifacts     what crosses over to a verifier apart
+archives    files that a box packs
 """
 
 from agentlightning.environments.harbor.environment import HarborEnvironment
