@@ -33,7 +33,12 @@ class ImportedScore:
 def langfuse_score(score: Mapping[str, Any], trace: Any = None, observation: Any = None) -> ImportedScore | None:
     """A score of Langfuse, of this trace and observation where it names none itself. None for a correction, for one of
     a session, and for one without a value."""
-    where, what = score.get("traceId") or trace, score.get("observationId") or observation
+    subject = score.get("subject") or {}
+    kind, ident = subject.get("kind"), subject.get("id")
+    where = score.get("traceId") or subject.get("traceId") or (ident if kind == "trace" else None)
+    what = score.get("observationId") or (ident if kind == "observation" else None)
+    if kind is None and score.get("sessionId") is None:
+        where, what = where or trace, what or observation
     value = _value(score)
     if value is None or where is None or not score.get("name"):
         return None

@@ -81,7 +81,10 @@ def _print(to: Path, counts: Mapping[str, Any], examples: Sequence[Any]) -> None
     if counts["below_min_score"]:
         terminal().print(f"{counts['below_min_score']} conversations are left out by --min-score.")
     if counts["scores_left_out"]:
-        terminal().print(f"{counts['scores_left_out']} scores are of no model call in these files, or corrections.")
+        terminal().print(
+            f"{counts['scores_left_out']} scores are of no model call in these files, or corrections. Langfuse's API "
+            "says what a score is of with fields=details,subject."
+        )
     terminal().print(f"Next: agl train --data {quote(str(to))} --model MODEL")
 
 

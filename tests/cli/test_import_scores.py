@@ -56,6 +56,23 @@ def test_a_score_is_of_the_conversations_with_what_it_names(observation: str, en
     assert [end for end, scores, _ in scored if scores] == ends
 
 
+def test_subjects_of_the_newest_api() -> None:
+    def of(**subject: str) -> dict[str, Any]:
+        return {"id": "1", "name": "x", "value": 1.0, "dataType": "NUMERIC", "subject": subject}
+
+    ends = {
+        "a trace": (of(kind="trace", id="t"), ["2.", "No."]),
+        "another trace": (of(kind="trace", id="u"), []),
+        "an observation": (of(kind="observation", id="9", traceId="t"), ["No."]),
+        "a session": (of(kind="session", id="t"), []),
+        "an experiment": (of(kind="experiment", id="t"), []),
+    }
+    for kind, (given, expected) in ends.items():
+        scored = found(*branched(), {"data": [given], "meta": {}})
+        assert [end for end, scores, _ in scored if scores] == expected, kind
+    assert not found({"id": "t", "observations": langfuse(), "scores": [of(kind="session", id="t")]})[0][1]
+
+
 def test_two_records_of_one_call_are_one_with_the_scores_of_both() -> None:
     again = [{**one, "id": f"again-{one['id']}"} for one in langfuse()]
     scored = found(*langfuse(), *again, score("a", 1, observationId="1"), score("b", 2, observationId="again-1"))
@@ -72,6 +89,8 @@ VALUES: dict[str, tuple[list[dict[str, Any]], Any]] = {
     "a text": ([score("x", "well said", "TEXT")], {"x": "well said"}),
     "a correction": ([score("x", "4.", "CORRECTION")], None),
     "no number": ([score("x", float("nan")), score("y", None)], None),
+    "true, of the newest API": ([score("x", True, "BOOLEAN")], {"x": 1}),
+    "a category of the newest API": ([score("x", "partly", "CATEGORICAL")], {"x": "partly"}),
     "of a session": ([score("x", 1, traceId=None, sessionId="s")], None),
 }
 
