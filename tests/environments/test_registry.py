@@ -6,6 +6,7 @@ import asyncio
 import http.server
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -121,7 +122,7 @@ def test_a_name_alone_is_looked_up_in_all_versions(source: Path, tmp_path: Path)
 def test_a_branch_and_no_commit_mean_what_is_there_now(source: Path, tmp_path: Path) -> None:
     first = committed(source)
     git(source, "tag", "--annotate", "v1", "--message", "v1")
-    entries = [entry(source.as_uri(), name, "one", name=name or "none") for name in (None, "main", "v1")]
+    entries = [entry(source.as_uri(), name, "one", name=name or "none") for name in (None, "main", "v1", "head")]
     file = registry(tmp_path, *entries)
     write_task(source / "sets" / "one", instruction="Another.")
     second = committed(source)
@@ -131,11 +132,12 @@ def test_a_branch_and_no_commit_mean_what_is_there_now(source: Path, tmp_path: P
                 "path"
             ]
         )
-        for name in ("none", "main", "v1")
+        for name in ("none", "main", "v1", "head")
     }
     assert {name: path.parents[1].name for name, path in found.items()} == {
         "none": second,
         "main": second,
+        "head": second,
         "v1": first,
     }
 
@@ -158,6 +160,21 @@ def test_a_folder_is_a_folder_unless_a_registry_is_given(
     assert names_of("harbor:mine", registry_path=file) == ["tests/one"]
     with pytest.raises(ConfigError, match="has no effect"):
         names_of("harbor:./mine", registry_path=file)
+
+
+def test_a_task_is_found_in_the_cache_of_another_machine(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = registry(tmp_path, entry(source.as_uri(), committed(source), "one"))
+    options = {"registry_path": file, "agent": "oracle", **engine_or_skip("bubblewrap")}
+    task = agl.load_environment("harbor:mine", **options).tasks()[0]
+    shutil.rmtree(tmp_path / "cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "runner" / "cache"))
+    runner = agl.load_environment("harbor:mine", **options)
+    runner.agent.check_task(task)
+    for other in (f"{tmp_path}/nothing", task["path"].replace("sets/one", "sets/two")):
+        with pytest.raises(ConfigError, match=r"task\.toml cannot be read"):
+            runner.agent.check_task({**task, "path": other})
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

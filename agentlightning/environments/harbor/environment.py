@@ -18,6 +18,7 @@ from agentlightning.environments.harbor.format import HarborTask, Stage, read_ta
 from agentlightning.environments.harbor.pods import check_namespace
 from agentlightning.environments.harbor.project import find_compose
 from agentlightning.environments.harbor.registry import TaskRegistry, is_name, task_folders
+from agentlightning.environments.harbor.repository import in_this_cache
 from agentlightning.environments.harbor.trial import (
     TrialSettings,
     Verified,
@@ -113,7 +114,7 @@ class HarborEnvironment(Environment):
         return {"name": read.name, "path": str(read.folder), "prompt": read.stages[0].instruction}
 
     async def probes(self, tasks: Sequence[Any]) -> AsyncIterator[Probe]:
-        for task in (read_task(Path(one["path"])) for one in tasks):
+        for task in (_read(one) for one in tasks):
             ways: list[tuple[str, Worker]] = [("nothing", do_nothing)]
             if all((stage.solution / "solve.sh").is_file() for stage in task.stages):
                 ways.insert(0, ("solution", self.worker_of("oracle", task)))
@@ -173,7 +174,7 @@ class _HarborAgent(LitAgent[Any]):
     def check_task(self, task: Any) -> None:
         if not isinstance(task, Mapping) or "path" not in task:
             raise ConfigError(f"A task of harbor: names its folder as path, and not {json.dumps(task)[:200]}.")
-        read = read_task(Path(task["path"]))
+        read = _read(task)
         if not self._command:
             raise ConfigError("harbor: needs an agent: --agent codex (agl agents), or a command with {task.prompt}.")
         if self._name not in ("oracle", "nop"):
@@ -182,7 +183,7 @@ class _HarborAgent(LitAgent[Any]):
 
     async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> float | None:
         self.check_task(task)
-        read = read_task(Path(task["path"]))
+        read = _read(task)
         llm = first_llm(resources)
         if self._name in ("oracle", "nop"):
             worker = self._environment.worker_of(self._name, read)
@@ -229,6 +230,11 @@ class _HarborAgent(LitAgent[Any]):
         done = await box.shell(f"timeout {_INSTALL_SECONDS:g} {self._known.install}", user=0)
         if done.exit_code != 0:
             raise ExecutorError(f"{needs}\nThat failed: {done.stderr.strip()[-500:]}")
+
+
+def _read(task: Mapping[str, Any]) -> HarborTask:
+    """The task that an agent is given, also where another machine fetched it."""
+    return read_task(in_this_cache(Path(task["path"])))
 
 
 def _folders(place: str, val: str | None, registry: TaskRegistry) -> tuple[list[Path], list[Path]]:

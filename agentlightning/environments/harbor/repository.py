@@ -65,6 +65,16 @@ def cache_folder() -> Path:
     return Path(cache) / "agentlightning" / "harbor"
 
 
+def in_this_cache(folder: Path) -> Path:
+    """A folder, or what stands for it in this machine's cache where it lies in that of another one and is not here."""
+    parts, cache = folder.parts, cache_folder()
+    for number in range(len(parts) - 1):
+        own = cache.joinpath(*parts[number + 2 :])
+        if parts[number : number + 2] == cache.parts[-2:] and not folder.is_dir() and own.is_dir():
+            return own
+    return folder
+
+
 def fetched(url: str, commit: str | None, paths: Sequence[str]) -> list[Path]:
     """The folders at these paths of a repository, from the cache or else fetched, in their order.
 
@@ -114,9 +124,8 @@ def _commit_of(url: str, name: str | None, shown: str) -> str:
     """The commit that a branch or a tag means now; the newest one of the default branch where no name is given."""
     said = _git("ls-remote", "--quiet", "--", url, why=f"{shown} cannot be reached")
     found = {ref: commit for commit, ref in (line.split("\t", 1) for line in said.splitlines() if "\t" in line)}
-    wanted = (
-        ["HEAD"] if name in (None, "HEAD") else [f"refs/tags/{name}^{{}}", f"refs/tags/{name}", f"refs/heads/{name}"]
-    )
+    named = [f"refs/tags/{name}^{{}}", f"refs/tags/{name}", f"refs/heads/{name}"]
+    wanted = ["HEAD"] if name in (None, "HEAD", "head") else named
     commit = next((found[ref] for ref in wanted if ref in found), None)
     if commit is None or not _COMMIT.fullmatch(commit):
         what = "commit" if name is None else f"branch or tag {name!r}, and a commit has 40 digits"
