@@ -16,6 +16,14 @@ from typing import Any, NamedTuple
 
 from agentlightning.adapter.conversations import message_of_parts
 from agentlightning.adapter.numbered import numbered_messages, numbered_tools, read_json
+from agentlightning.adapter.scores import (
+    ImportedScore,
+    evaluations,
+    langfuse_score,
+    langfuse_scores,
+    score_fields,
+    scored_calls,
+)
 
 Message = dict[str, Any]
 Example = dict[str, Any]
@@ -36,6 +44,8 @@ class ImportedCall:
     messages: Sequence[Message]
     answer: Message
     tools: Sequence[Any] = ()
+    ident: str = ""
+    """Its own id in the trace."""
 
 
 @dataclass(slots=True)
@@ -48,16 +58,58 @@ class Imported:
     """Records of a known kind that are no model calls: tools, agents, chains."""
     silent: int = 0
     """Model calls whose text was not recorded."""
+    scores: dict[str, list[ImportedScore]] = field(default_factory=dict)
+    """By trace."""
+    parents: dict[str, dict[str, str]] = field(default_factory=dict)
+    """What each thing of a trace is below, by trace and id."""
+    other_scores: int = 0
+    """Scores that are of no trace, and corrections."""
+
+    def add_scores(self, found: Iterable[ImportedScore | None]) -> None:
+        """Add scores, and count those that are none of a trace."""
+        for score in found:
+            if score is None:
+                self.other_scores += 1
+            else:
+                self.scores.setdefault(score.trace, []).append(score)
+
+    def add_parent(self, trace: str, ident: Any, parent: Any) -> None:
+        """Note what something is below."""
+        if ident and parent:
+            self.parents.setdefault(trace, {})[str(ident)] = str(parent)
 
     def examples(self) -> list[Example]:
-        """The conversations, those of calls after those that were whole already."""
-        by_trace: dict[str, dict[str, ImportedCall]] = {}
+        """The conversations, those of calls after those that were whole already. Those that are scored have the fields
+        `scores` and `score_comments`."""
+        by_trace: dict[str, dict[str, list[ImportedCall]]] = {}
         for call in sorted(self.calls, key=lambda call: call.began):  # two instruments may record the same call
             said = json.dumps([_compared(message) for message in (*call.messages, call.answer)])
-            by_trace.setdefault(call.trace, {}).setdefault(said, call)
-        traces = [calls.values() for calls in by_trace.values()]
-        ends = [call for calls in traces for call in calls if not _goes_on(call, calls)]
-        return [*self.conversations, *(_example([*call.messages, call.answer], call.tools) for call in ends)]
+            by_trace.setdefault(call.trace, {}).setdefault(said, []).append(call)
+        ends: list[Example] = []
+        for trace, calls in by_trace.items():
+            firsts = [same[0] for same in calls.values()]
+            scored = self._scored(trace, [call for same in calls.values() for call in same])
+            for end in (call for call in firsts if not _goes_on(call, firsts)):
+                example = _example([*end.messages, end.answer], end.tools)
+                if scored:
+                    parts = {call.ident for same in calls.values() for call in same if _is_part(same[0], end)}
+                    example |= score_fields([score for score, idents in scored if idents & parts])
+                ends.append(example)
+        return [*self.conversations, *ends]
+
+    def unmatched_scores(self) -> int:
+        """How many scores are of no model call that was found."""
+        calls: dict[str, list[ImportedCall]] = {}
+        for call in self.calls:
+            calls.setdefault(call.trace, []).append(call)
+        known = {trace: len(self._scored(trace, found)) for trace, found in calls.items()}
+        return self.other_scores + sum(map(len, self.scores.values())) - sum(known.values())
+
+    def _scored(self, trace: str, calls: Sequence[ImportedCall]) -> list[tuple[ImportedScore, set[str]]]:
+        """The scores of a trace, with the calls that they are of."""
+        idents, parents = {call.ident for call in calls}, self.parents.get(trace, {})
+        found = [(score, scored_calls(score, idents, parents)) for score in self.scores.get(trace, ())]
+        return [(score, scored) for score, scored in found if scored]
 
 
 class TraceReader(NamedTuple):
@@ -91,6 +143,11 @@ def _goes_on(call: ImportedCall, calls: Iterable[ImportedCall]) -> bool:
     """Whether one of the calls begins with this one and its answer. Clocks have no say in it: they step back."""
     whole = [_compared(message) for message in (*call.messages, call.answer)]
     return any([_compared(message) for message in one.messages[: len(whole)]] == whole for one in calls)
+
+
+def _is_part(call: ImportedCall, end: ImportedCall) -> bool:
+    """Whether a conversation that ends with a call has another one in it, or is its."""
+    return call is end or _goes_on(call, [end])
 
 
 def _nanoseconds(moment: Any) -> int:
@@ -174,7 +231,9 @@ def _otlp(request: Mapping[str, Any], found: Imported) -> None:
 def _otlp_span(span: Mapping[str, Any], found: Imported) -> None:
     events = [(e.get("name", ""), _attributes(e.get("attributes"))) for e in span.get("events") or ()]
     began = _nanoseconds(span.get("startTimeUnixNano"))
-    _span(str(span.get("traceId")), began, _attributes(span.get("attributes")), events, found)
+    trace, ident = str(span.get("traceId")), str(span.get("spanId"))
+    found.add_parent(trace, ident, span.get("parentSpanId"))
+    _span(trace, ident, began, _attributes(span.get("attributes")), events, found)
 
 
 def _sdk_span(span: Mapping[str, Any], found: Imported) -> None:
@@ -183,7 +242,9 @@ def _sdk_span(span: Mapping[str, Any], found: Imported) -> None:
     attributes = {**_flat(span.get("attributes") or {})}
     if span.get("span_kind"):
         attributes.setdefault("openinference.span.kind", span["span_kind"])
-    _span(str(span["context"].get("trace_id")), _nanoseconds(span.get("start_time")), attributes, events, found)
+    trace, ident = str(span["context"].get("trace_id")), str(span["context"].get("span_id"))
+    found.add_parent(trace, ident, span.get("parent_id"))
+    _span(trace, ident, _nanoseconds(span.get("start_time")), attributes, events, found)
 
 
 def _attributes(pairs: Any) -> dict[str, Any]:
@@ -215,11 +276,13 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _span(
     trace: str,
+    ident: str,
     began: int,
     attributes: Mapping[str, Any],
     events: Sequence[tuple[str, Mapping[str, Any]]],
     found: Imported,
 ) -> None:
+    found.add_scores(evaluations(events, trace, ident))
     if not _is_call(attributes):
         found.others += 1
         return
@@ -227,7 +290,7 @@ def _span(
         messages, answer = read(attributes, events)
         if answer is not None:
             tools = _json(attributes.get("gen_ai.tool.definitions"), ()) or numbered_tools(attributes)
-            found.calls.append(ImportedCall(trace, began, messages, answer, tools or _tools(attributes)))
+            found.calls.append(ImportedCall(trace, began, messages, answer, tools or _tools(attributes), ident))
             return
     found.silent += 1
 
@@ -322,6 +385,9 @@ def _tools(attributes: Mapping[str, Any]) -> list[Any]:
 
 
 def _langfuse(observation: Mapping[str, Any], found: Imported) -> None:
+    trace, ident = str(observation.get("traceId")), str(observation.get("id") or "")
+    found.add_parent(trace, ident, observation.get("parentObservationId"))
+    found.add_scores(langfuse_scores(observation.get("scores"), trace, ident))
     if str(observation.get("type")).upper() != "GENERATION":
         found.others += 1
         return
@@ -331,12 +397,17 @@ def _langfuse(observation: Mapping[str, Any], found: Imported) -> None:
         return
     messages, tools = _said(observation["input"])
     began = _nanoseconds(observation.get("startTime"))
-    found.calls.append(ImportedCall(str(observation.get("traceId")), began, messages, answer, tools))
+    found.calls.append(ImportedCall(trace, began, messages, answer, tools, ident))
 
 
 def _langfuse_trace(trace: Mapping[str, Any], found: Imported) -> None:
     for observation in trace["observations"]:
         _langfuse({"traceId": trace.get("id"), **observation}, found)
+    found.add_scores(langfuse_scores(trace.get("scores"), trace.get("id")))
+
+
+def _langfuse_score(score: Mapping[str, Any], found: Imported) -> None:
+    found.add_scores([langfuse_score(score)])
 
 
 def _said(value: Any) -> tuple[list[Message], Sequence[Any]]:
@@ -408,6 +479,7 @@ TRACE_READERS: Sequence[TraceReader] = (
         _sdk_span,
     ),
     TraceReader("a trace of Langfuse", _lists("observations"), _langfuse_trace),
+    TraceReader("a score of Langfuse", lambda value: "dataType" in value and "name" in value, _langfuse_score),
     TraceReader("an observation of Langfuse", lambda value: "traceId" in value and "type" in value, _langfuse),
     TraceReader("a page of an API", _lists("data"), _page),
 )

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from rich.text import Text
+
 from agentlightning.adapter.finetuning import fine_tuning_lines, to_jsonl
 from agentlightning.adapter.imports import Imported, add_value
+from agentlightning.adapter.scores import COMMENTS, SCORES
 from agentlightning.cli.commands.train import ImportOptions
 from agentlightning.console import terminal
 from agentlightning.errors import ConfigError
@@ -34,28 +39,84 @@ def import_traces(options: ImportOptions) -> None:
         except ValueError as error:
             raise ConfigError(f"{place}: {error}.") from None
     examples = found.examples()
-    lines = fine_tuning_lines(examples)
-    left_out = len(examples) - len(lines)
-    if not lines:
-        why = _NO_TEXT if found.silent else "They are spans of tools, agents or chains." if found.others else ""
-        raise ConfigError(
-            f"There is no conversation in these files: {found.silent} model calls without text, {found.others} other "
-            f"records, {left_out} conversations without an answer. {why}".rstrip()
-        )
-    atomic_write(options.to, to_jsonl(lines).encode("utf-8", "replace").decode())  # half a character is none
-    counts = {"to": str(options.to), "conversations": len(lines), "left_out": left_out}
+    good = _good(examples, options.min_score)
+    lines = [{**line, **_scores_of(example)} for example in good for line in fine_tuning_lines([example])]
+    counts = {"to": str(options.to), "conversations": len(lines), "left_out": len(good) - len(lines)}
     counts |= {"calls_without_text": found.silent, "other_records": found.others}
+    counts |= {"below_min_score": len(examples) - len(good), "scores_left_out": found.unmatched_scores()}
+    if not lines:
+        raise ConfigError(_nothing(counts, options.min_score))
+    atomic_write(options.to, to_jsonl(lines).encode("utf-8", "replace").decode())  # half a character is none
     if options.as_json:
         terminal().print_json(json.dumps(counts))
         return
-    terminal().print(f"{options.to}: {len(lines)} conversations.")
-    if found.silent:
-        terminal().print(f"{found.silent} model calls are left out. {_NO_TEXT}")
-    if left_out:
+    _print(options.to, counts, examples)
+
+
+def _nothing(counts: Mapping[str, Any], wanted: Sequence[str]) -> str:
+    """Why there is no conversation."""
+    if counts["below_min_score"]:
+        return f"None of {counts['below_min_score']} conversations has these scores: {', '.join(wanted)}."
+    why = "They are spans of tools, agents or chains." if counts["other_records"] else ""
+    why = _NO_TEXT if counts["calls_without_text"] else why
+    return (
+        f"There is no conversation in these files: {counts['calls_without_text']} model calls without text, "
+        f"{counts['other_records']} other records, {counts['left_out']} conversations without an answer. {why}".rstrip()
+    )
+
+
+def _print(to: Path, counts: Mapping[str, Any], examples: Sequence[Any]) -> None:
+    """Say what was written, what was left out, and which scores there are."""
+    terminal().print(f"{to}: {counts['conversations']} conversations.")
+    if counts["calls_without_text"]:
+        terminal().print(f"{counts['calls_without_text']} model calls are left out. {_NO_TEXT}")
+    if counts["left_out"]:
         terminal().print(
-            f"{left_out} conversations are left out: they have no answer, or a tool's result without its call."
+            f"{counts['left_out']} conversations are left out: they have no answer, or a tool's result without its "
+            "call."
         )
-    terminal().print(f"Next: agl train --data {quote(str(options.to))} --model MODEL")
+    if names := Counter(name for example in examples for name in example.get(SCORES, {})):
+        shown = ", ".join(f"{name} ({count})" for name, count in sorted(names.items()))
+        terminal().print(Text(f"Scores of conversations: {shown}."))
+    if counts["below_min_score"]:
+        terminal().print(f"{counts['below_min_score']} conversations are left out by --min-score.")
+    if counts["scores_left_out"]:
+        terminal().print(
+            f"{counts['scores_left_out']} scores are of no model call in these files, or corrections. Langfuse's API "
+            "says what a score is of with fields=details,subject."
+        )
+    terminal().print(f"Next: agl train --data {quote(str(to))} --model MODEL")
+
+
+def _good(examples: Sequence[Any], wanted: Sequence[str]) -> list[Any]:
+    """The conversations whose scores are at least so high. Raises ConfigError for a name that no score has, and for one
+    whose scores are texts."""
+    scores = [pair for example in examples for pair in example.get(SCORES, {}).items()]
+    known = dict(sorted(scores, key=lambda pair: isinstance(pair[1], int | float)))
+    least: dict[str, float] = {}
+    for text in wanted:
+        name, equals, value = text.rpartition("=")
+        try:
+            least[name] = float(value)
+        except ValueError:
+            equals = ""
+        if not name or not equals or not math.isfinite(least[name]):
+            raise ConfigError(f"--min-score {text}: give NAME=VALUE, for example correctness=0.8.")
+        if name not in known:
+            there = f"There is {', '.join(sorted(known))}." if known else "No conversation has a score."
+            raise ConfigError(f"--min-score {text}: no conversation has a score {name!r}. {there}")
+        if isinstance(known[name], str):
+            raise ConfigError(f"--min-score {text}: the scores {name!r} are texts, such as {known[name]!r}.")
+    return [one for one in examples if all(_reaches(one, name, value) for name, value in least.items())]
+
+
+def _reaches(example: Any, name: str, least: float) -> bool:
+    value = example.get(SCORES, {}).get(name)
+    return isinstance(value, int | float) and value >= least
+
+
+def _scores_of(example: Any) -> dict[str, Any]:
+    return {name: example[name] for name in (SCORES, COMMENTS) if name in example}
 
 
 def _values(sources: Sequence[Path]) -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from agentlightning.adapter.scores import COMMENTS, SCORES
 from agentlightning.algorithm.sampling.examples import Messages, messages_of, pair_of
 from agentlightning.errors import AgentLightningError, ConfigError
 
@@ -104,7 +105,7 @@ def _lines_in(path: Path) -> Iterator[tuple[int, int, int]]:
 
 
 def _chat(line: Mapping[str, Any]) -> dict[str, Any]:
-    _refuse_others(line, _OF_CHAT)
+    _refuse_others(line, _OF_CHAT | {SCORES, COMMENTS})
     chat = _with_tools(line)
     messages_of(chat)
     _check_calls(chat["messages"], line.get("parallel_tool_calls", True))

@@ -301,6 +301,8 @@ def test_a_folder_and_several_files(tmp_path: Path) -> None:
         "left_out": 0,
         "calls_without_text": 0,
         "other_records": 1,
+        "below_min_score": 0,
+        "scores_left_out": 0,
     }
 
 
@@ -343,4 +345,4 @@ def test_every_kind_is_tried_above() -> None:
         for value in values:
             one = value[0] if isinstance(value, list) else value
             used.add(next(reader.name for reader in TRACE_READERS if reader.knows(one)))
-    assert known - used == {"a span of OTLP"}
+    assert known - used == {"a span of OTLP", "a score of Langfuse"}  # test_import_scores.py has that

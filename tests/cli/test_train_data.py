@@ -18,7 +18,8 @@ def test_conversations_in_a_file_are_learned_without_an_agent(tmp_path: Path) ->
             "messages": [
                 {"role": "user", "content": f"Where does mail {n} go?"},
                 {"role": "assistant", "content": ("sales", "support")[n % 2]},
-            ]
+            ],
+            **({"scores": {"right": 1}, "score_comments": {"right": "Yes."}} if n == 1 else {}),
         }
         for n in range(6)
     ]

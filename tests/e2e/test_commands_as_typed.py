@@ -151,6 +151,9 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "trajectories" / "trajectory.json").write_text(json.dumps(trajectory("What is 1 + 2?", "3")))
     spans = [span(f"What is {n} + 2?", str(n + 2)) for n in range(TASKS)]
     (folder / "traces.jsonl").write_text("".join(json.dumps(one) + "\n" for one in spans))
+    call = {"traceId": "t", "id": "1", "type": "GENERATION", "input": "What is 1 + 2?", "output": "3"}
+    right = {"name": "correctness", "value": 1, "dataType": "NUMERIC"}
+    (folder / "scored.json").write_text(json.dumps({"id": "t", "observations": [call], "scores": [right]}))
     (folder / "secret").write_text(os.urandom(32).hex())
     return folder
 

@@ -48,6 +48,7 @@ TYPED = {
         "agl export runs/grpo-20250101-120000 --jsonl good.jsonl --min-reward 1 --best-per-task",
         "agl import traces.jsonl trajectories/ --to chats.jsonl",
         "agl train --data chats.jsonl --model ./my-model",
+        "agl import scored.json --to good.jsonl --min-score correctness=0.8",
         "agl plan --model 4B --gpus L4 --context 8192 --json",
         "agl doctor --agent my_agent.py:agent --tasks tasks.jsonl",
         'agl doctor --agent "node agent.js" --tasks tasks.jsonl --model ./my-model',
@@ -237,6 +238,7 @@ ELSEWHERE = {
         "agl train --env gym:FrozenLake-v1 --env-option is_slippery=false --model ./my-model": _ENVIRONMENTS,
         "agl env check harbor:./tasks": _ENVIRONMENTS,
         "agl train --env harbor:./tasks --agent codex --model ./my-model --env-option val=./held-out": _ENVIRONMENTS,
+        "agl env check harbor:my-tasks@1.0 --env-option registry_path=./registry.json": _ENVIRONMENTS,
     },
     "examples/calc/README.md": {
         "python -m examples.calc.make_model --out agentlightning/models/calc": (

@@ -132,6 +132,8 @@ class ImportOptions(Command):
     reinforcement learning, run the agent itself.
 
     agl import traces.jsonl trajectories/ --to chats.jsonl
+
+    agl import trace.json --min-score correctness=0.8
     """
 
     command = "import"
@@ -141,6 +143,13 @@ class ImportOptions(Command):
         list[Path], Argument(metavar="FILES...", help="Files of JSON or of lines of JSON, or folders of them.")
     ]
     to: Annotated[Path, Option(help="A new file, with a conversation per line.")] = Path("chats.jsonl")
+    min_score: Annotated[
+        list[str],
+        Option(
+            metavar="NAME=VALUE",
+            help="Only conversations whose score of this name is at least so high; may be given many times.",
+        ),
+    ] = field(default_factory=list)
     as_json: Json = False
 
 

@@ -15,8 +15,10 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
+from agentlightning.environments.harbor.archives import excluded
 from agentlightning.environments.harbor.compose import Composition
 from agentlightning.environments.harbor.format import EnvironmentSection
 from agentlightning.errors import ConfigError, ExecutorError
@@ -53,6 +55,8 @@ class Box(ABC):
     """A file system and what runs in it. Raises ExecutorError where the box fails, and nothing in it."""
 
     workdir: str
+    services: Mapping[str, Box] = MappingProxyType({})
+    """The other services of a task of several containers, by name."""
     has_endpoint_inside: bool = False
     """Whether the model is reached at its own loopback, so that its variables have to say so."""
 
@@ -72,8 +76,12 @@ class Box(ABC):
         """Copy what is in a folder of this machine to a place in the box."""
 
     @abstractmethod
-    async def fetch(self, place: str, to: Path) -> bool:
-        """Copy a file or folder out of the box; whether it is there."""
+    async def fetch(self, place: str, to: Path, exclude: Sequence[str] = ()) -> bool:
+        """Copy a file or folder out of the box; whether it is there. Of a folder, what fits a pattern is left out."""
+
+    async def stop(self) -> None:
+        """End all that runs in a box that has other services, from which files are still to be fetched."""
+        raise ExecutorError("A box without other services is closed, and not stopped.")
 
     async def shell(self, script: str, *, user: str | int | None = None, captured: Captured | None = None) -> Finished:
         """Run a line of shell."""
@@ -178,11 +186,14 @@ class _SandboxBox(Box):
         if done.exit_code != 0:
             raise ExecutorError(f"Files cannot be put into {place} of a sandbox: {last_words(done.stderr)}")
 
-    async def fetch(self, place: str, to: Path) -> bool:
+    async def fetch(self, place: str, to: Path, exclude: Sequence[str] = ()) -> bool:
         out = self._folder / f"out-{random_hex(4)}"
         out.mkdir()
         try:
-            done = await self._run(["cp", "-RP", "--", place, "/fetched/it"], {}, binds={"/fetched": out})
+            copy = ["cp", "-RP", "--", place, "/fetched/it"]
+            if exclude:
+                copy = ["sh", "-c", _COPY, place, *excluded(exclude)]
+            done = await self._run(copy, {}, binds={"/fetched": out})
             found = out / "it"
             if done.exit_code != 0 or found.is_symlink() or not found.exists():
                 return False
@@ -192,6 +203,11 @@ class _SandboxBox(Box):
             await asyncio.to_thread(remove_tree, out)
 
 
+_COPY = (
+    '[ -d "$0" ] || exec cp -RP -- "$0" /fetched/it; mkdir /fetched/it && tar -cf /fetched/archive "$@" -C "$0" . && '
+    "exec tar -xf /fetched/archive -C /fetched/it"
+)
+"""A line of shell that copies a file, or a folder without what fits the patterns."""
 _SYSTEM = {"bin", "boot", "dev", "etc", "lib", "lib64", "proc", "run", "sbin", "sys", "tmp", "usr", "fetched", ""}
 
 

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from agentlightning.environments.harbor.archives import NO_FOLDER, PACK, excluded, streamed, unpacked
 from agentlightning.environments.harbor.boxes import PLACES, Box, BoxRequest, ending, exported, last_words
 from agentlightning.environments.harbor.compose import ImageRecipe
 from agentlightning.errors import ConfigError, ExecutorError
@@ -209,7 +210,12 @@ class ContainerBox(Box):
         )
         await call_engine(self._engine, ["cp", f"{folder}/.", f"{self._name}:{place}"], "copy files into a container")
 
-    async def fetch(self, place: str, to: Path) -> bool:
+    async def stop(self) -> None:
+        await call_engine(self._engine, ["stop", "--time", "0", self._name], "stop a container")
+
+    async def fetch(self, place: str, to: Path, exclude: Sequence[str] = ()) -> bool:
+        if exclude and await self._fetch_some(place, to, exclude):
+            return True
         there = await call_engine(
             self._engine, ["exec", "--user", "0", self._name, "test", "-e", place], "look", fails=True
         )
@@ -217,3 +223,15 @@ class ContainerBox(Box):
             return False
         await call_engine(self._engine, ["cp", f"{self._name}:{place}", str(to)], "copy files out of a container")
         return True
+
+    async def _fetch_some(self, place: str, to: Path, exclude: Sequence[str]) -> bool:
+        """Copy what is in a folder, but for what fits a pattern; False where the place is none."""
+        where = ["--workdir", self.workdir] if self.workdir else []
+        pack = ["sh", "-c", PACK, place, *excluded(exclude)]
+        with tempfile.TemporaryDirectory(prefix="agl-harbor-") as name:
+            archive = Path(name) / "archive"
+            call = [self._engine, "exec", "--user", "0", *where, self._name, *pack]
+            code, said = await streamed(call, client_environment(), archive)
+            if code not in (0, NO_FOLDER):
+                raise ExecutorError(f"{place} cannot be packed in a container, which takes tar: {last_words(said)}")
+            return code == 0 and await asyncio.to_thread(unpacked, archive, Path(name) / "out", "", to)

@@ -14,9 +14,11 @@ from agentlightning.emitter import emit_annotation, emit_reward
 from agentlightning.environments.base import Environment, Probe
 from agentlightning.environments.harbor.boxes import Box, endpoint_inside
 from agentlightning.environments.harbor.engines import check_engine
-from agentlightning.environments.harbor.format import HarborTask, Stage, find_tasks, read_task
+from agentlightning.environments.harbor.format import HarborTask, Stage, read_task
 from agentlightning.environments.harbor.pods import check_namespace
 from agentlightning.environments.harbor.project import find_compose
+from agentlightning.environments.harbor.registry import TaskRegistry, is_name, task_folders
+from agentlightning.environments.harbor.repository import in_this_cache
 from agentlightning.environments.harbor.trial import (
     TrialSettings,
     Verified,
@@ -56,13 +58,16 @@ class HarborEnvironment(Environment):
         time_factor: float = 1.0,
         install: bool = True,
         kubernetes_namespace: str | None = None,
+        registry_path: str | None = None,
+        registry_url: str | None = None,
     ) -> None:
         """
         Args:
-            place: A task's folder, or one with tasks in it.
+            place: A task's folder, or one with tasks in it; or the name of a data set in a registry of Harbor, as
+                NAME@VERSION or NAME, whose tasks are fetched once.
             agent: The name of a known agent (`agl agents`), or a command with `{task.prompt}` for the instruction,
                 which runs in the task's box. "oracle" is the task's own solution, "nop" does nothing.
-            val: A folder with further tasks, to validate on.
+            val: A folder or a name with further tasks, to validate on.
             engine: "podman" or "docker", whichever is installed if not given; or "bubblewrap": a sandbox with the
                 programs of this machine, for tasks whose Dockerfile installs nothing; or "kubernetes": a pod of a
                 cluster, by kubectl, for tasks whose image the cluster can pull.
@@ -72,10 +77,11 @@ class HarborEnvironment(Environment):
             time_factor: The tasks' time limits are multiplied by it.
             install: Whether a known agent that an image lacks is installed in the container, which takes a network.
             kubernetes_namespace: Where pods are made; by default kubectl's own namespace.
+            registry_path: The file of a registry in which names are looked up, in place of Harbor's public one.
+            registry_url: The URL of such a registry.
         """
         self.place = place
-        self._folders = find_tasks(Path(place).expanduser().absolute())
-        self._val = find_tasks(Path(val).expanduser().absolute()) if val else []
+        self._folders, self._val = _folders(place, val, TaskRegistry(registry_path, registry_url))
         if engine == "kubernetes" and container_options:
             raise ConfigError("container_options are for podman and docker, not for engine=kubernetes.")
         if engine != "kubernetes" and kubernetes_namespace is not None:
@@ -108,7 +114,7 @@ class HarborEnvironment(Environment):
         return {"name": read.name, "path": str(read.folder), "prompt": read.stages[0].instruction}
 
     async def probes(self, tasks: Sequence[Any]) -> AsyncIterator[Probe]:
-        for task in (read_task(Path(one["path"])) for one in tasks):
+        for task in (_read(one) for one in tasks):
             ways: list[tuple[str, Worker]] = [("nothing", do_nothing)]
             if all((stage.solution / "solve.sh").is_file() for stage in task.stages):
                 ways.insert(0, ("solution", self.worker_of("oracle", task)))
@@ -168,7 +174,7 @@ class _HarborAgent(LitAgent[Any]):
     def check_task(self, task: Any) -> None:
         if not isinstance(task, Mapping) or "path" not in task:
             raise ConfigError(f"A task of harbor: names its folder as path, and not {json.dumps(task)[:200]}.")
-        read = read_task(Path(task["path"]))
+        read = _read(task)
         if not self._command:
             raise ConfigError("harbor: needs an agent: --agent codex (agl agents), or a command with {task.prompt}.")
         if self._name not in ("oracle", "nop"):
@@ -177,7 +183,7 @@ class _HarborAgent(LitAgent[Any]):
 
     async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> float | None:
         self.check_task(task)
-        read = read_task(Path(task["path"]))
+        read = _read(task)
         llm = first_llm(resources)
         if self._name in ("oracle", "nop"):
             worker = self._environment.worker_of(self._name, read)
@@ -224,6 +230,18 @@ class _HarborAgent(LitAgent[Any]):
         done = await box.shell(f"timeout {_INSTALL_SECONDS:g} {self._known.install}", user=0)
         if done.exit_code != 0:
             raise ExecutorError(f"{needs}\nThat failed: {done.stderr.strip()[-500:]}")
+
+
+def _read(task: Mapping[str, Any]) -> HarborTask:
+    """The task that an agent is given, also where another machine fetched it."""
+    return read_task(in_this_cache(Path(task["path"])))
+
+
+def _folders(place: str, val: str | None, registry: TaskRegistry) -> tuple[list[Path], list[Path]]:
+    """The folders of the tasks, and of those to validate on."""
+    if registry.is_given and not any(is_name(one, registry) for one in (place, val) if one):
+        raise ConfigError(f"{registry.shown} has no effect: harbor:{place} is a folder, and no name in a registry.")
+    return task_folders(place, registry), task_folders(val, registry) if val else []
 
 
 def _words(given: Sequence[str] | str) -> Sequence[str]:

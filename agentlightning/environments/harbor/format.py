@@ -14,12 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from agentlightning.errors import ConfigError
 
 TASK_FILE, INSTRUCTION_FILE, COMPOSE_FILE = "task.toml", "instruction.md", "docker-compose.yaml"
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+_SERVICE = r"^[a-zA-Z0-9][\w.-]*$"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B?", re.IGNORECASE)
 _MEGABYTES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
 
@@ -103,10 +113,10 @@ class AgentSection(_Networked):
 
 
 class Collect(_Section):
-    """`[[verifier.collect]]`: a command in the task's box whose results the verifier needs."""
+    """`[[verifier.collect]]`: a command in the box of a service whose results the verifier needs."""
 
     command: str
-    service: Annotated[str, AfterValidator(lambda value: _only(value, "main"))] = "main"
+    service: Annotated[str, Field(pattern=_SERVICE)] = "main"
     timeout_sec: Seconds = 60.0
     user: str | int | None = None
 
@@ -130,10 +140,18 @@ class VerifierSection(_Networked):
 class Artifact(_Section):
     """What crosses over to a separate verifier."""
 
-    source: str
-    destination: str | None = None
-    exclude: Annotated[list[str], _refused("artifacts are taken whole here")] = []
-    service: Annotated[str | None, AfterValidator(lambda value: value and _only(value, "main"))] = None
+    source: Annotated[str, AfterValidator(lambda value: _inside(value))]
+    destination: Annotated[str | None, AfterValidator(lambda value: value and _inside(value, relative=True))] = None
+    """Where Harbor keeps it in the folder of a trial, which there is not here; a verifier finds it at its source."""
+    exclude: list[str] = []
+    """What of a folder is left out, as patterns of tar."""
+    service: Annotated[str | None, Field(pattern=_SERVICE)] = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Artifact:
+        if self.service not in (None, "main") and not self.source.startswith("/"):
+            raise ValueError(f"source {self.source!r} of the service {self.service} has to begin with /")
+        return self
 
 
 Artifacts = list[
@@ -238,7 +256,7 @@ def read_task(folder: Path) -> HarborTask:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no TOML: {error}.") from None
     except ValidationError as error:
-        raise ConfigError(f"{path}: {_first_of(error)}") from None
+        raise ConfigError(f"{path}: {first_error(error)}") from None
     networks = {"agent": file.agent, "verifier": file.verifier, **{f"steps.{s.name}": s.agent for s in file.steps}}
     for name, section in {"environment": file.environment, **networks}.items():
         if section.network_mode == "allowlist":
@@ -268,6 +286,7 @@ def _stages(folder: Path, file: TaskFile) -> Iterator[Stage]:
             step.agent.model_copy(update={k: v for k, v in file.agent if k not in step.agent.model_fields_set}),
             step.verifier.model_copy(
                 update={k: v for k, v in file.verifier if k not in step.verifier.model_fields_set}
+                | {"collect": [*file.verifier.collect, *step.verifier.collect]}
             ),
             _with_script(own, tuple(place for place in (shared, own / "tests") if place.is_dir())),
             own / "solution",
@@ -293,13 +312,19 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path}, the instruction for the agent, cannot be read: {error}.") from None
 
 
+def _inside(value: str, *, relative: bool = False) -> str:
+    if ".." in Path(value).parts or (relative and (value.startswith("/") or not Path(value).parts)):
+        raise ValueError(f"{value!r} has to be {'a relative path' if relative else 'a path'} without ..")
+    return value
+
+
 def _only(value: str, known: str) -> str:
     if value != known:
         raise ValueError(f"only {known!r} is known here, and not {value!r}")
     return value
 
 
-def _first_of(error: ValidationError) -> str:
+def first_error(error: ValidationError) -> str:
     """The first thing that is wrong, by the key's name, and how many more there are."""
     first, *more = error.errors()
     where = ".".join(str(part) for part in first["loc"])

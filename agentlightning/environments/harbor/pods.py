@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import shutil
-import tarfile
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
+from agentlightning.environments.harbor.archives import NO_FOLDER, PACK, excluded, streamed, unpacked
 from agentlightning.environments.harbor.boxes import (
     PLACES,
     Box,
@@ -252,55 +252,28 @@ class PodBox(Box):
         if done.exit_code != 0:
             raise ExecutorError(f"Files cannot be put into {place} of a pod: {last_words(done.stderr)}")
 
-    async def fetch(self, place: str, to: Path) -> bool:
+    async def fetch(self, place: str, to: Path, exclude: Sequence[str] = ()) -> bool:
+        if exclude and await self._fetch_some(place, to, exclude):
+            return True
         path = PurePosixPath(place)
         script = 'cd "$0" 2>/dev/null && { [ -e "$1" ] || [ -L "$1" ]; } || exit 3; exec tar -cf - -- "$1"'
         where = str(path.parent) if path.is_absolute() else str(PurePosixPath(self.workdir) / path.parent)
         with tempfile.TemporaryDirectory(prefix="agl-harbor-") as name:
             archive = Path(name) / "archive"
-            code, said = await self._streamed(["sh", "-c", script, where, path.name], archive)
+            command = self._command(["sh", "-c", script, where, path.name], stdin=False)
+            code, said = await streamed(command, _environment(), archive)
             if code == 3:
                 return False
             if code != 0:
                 raise ExecutorError(f"{place} cannot be copied out of a pod: {last_words(said)}")
-            return await asyncio.to_thread(_unpacked, archive, Path(name) / "out", path.name, to)
+            return await asyncio.to_thread(unpacked, archive, Path(name) / "out", path.name, to)
 
-    async def _streamed(self, command: Sequence[str], to: Path) -> tuple[int, str]:
-        """Write what a command in the pod says to a file; its exit code, and its errors."""
-        with to.open("wb") as file:
-            process = await asyncio.create_subprocess_exec(
-                *Limits().wrap(self._command(command, stdin=False)),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=file,
-                stderr=asyncio.subprocess.PIPE,
-                env=_environment(),
-            )
-            try:
-                said = (await process.communicate())[1].decode(errors="replace")
-            except BaseException:
-                with suppress(ProcessLookupError):
-                    process.kill()
-                await asyncio.shield(process.wait())
-                raise
-        assert process.returncode is not None
-        return process.returncode, said
-
-
-def _unpacked(archive: Path, folder: Path, name: str, to: Path) -> bool:
-    """Move what an archive holds to a place. What would lead out of it, and what is no file or folder, is left out."""
-
-    def kept(member: tarfile.TarInfo, place: str) -> tarfile.TarInfo | None:
-        with suppress(tarfile.FilterError):
-            return tarfile.data_filter(member, place)
-        return None
-
-    try:
-        with tarfile.open(archive) as opened:
-            opened.extractall(folder, filter=kept)
-    except (tarfile.TarError, OSError) as error:
-        raise ExecutorError(f"{name} of a pod is no archive: {error}.") from None
-    found = folder / name
-    if found.is_symlink() or not found.exists():
-        return False
-    shutil.move(found, to)
-    return True
+    async def _fetch_some(self, place: str, to: Path, exclude: Sequence[str]) -> bool:
+        """Copy what is in a folder, but for what fits a pattern; False where the place is none."""
+        with tempfile.TemporaryDirectory(prefix="agl-harbor-") as name:
+            archive = Path(name) / "archive"
+            pack = ["sh", "-c", PACK, str(PurePosixPath(self.workdir) / place), *excluded(exclude)]
+            code, said = await streamed(self._command(pack, stdin=False), _environment(), archive)
+            if code not in (0, NO_FOLDER):
+                raise ExecutorError(f"{place} cannot be packed in a pod: {last_words(said)}")
+            return code == 0 and await asyncio.to_thread(unpacked, archive, Path(name) / "out", "", to)

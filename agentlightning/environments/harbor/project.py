@@ -101,7 +101,10 @@ async def open_project(engine: str, request: BoxRequest, composition: Compositio
             await _start(engine, command, composition, project, limit)
             inside = request.endpoint if _is_of_this_machine(request.endpoint) else None
             async with passage(engine, f"{project}-{MAIN}", inside):
-                yield await prepared_box(engine, f"{project}-{MAIN}", request, has_endpoint_inside=inside is not None)
+                box = await prepared_box(engine, f"{project}-{MAIN}", request, has_endpoint_inside=inside is not None)
+                others = [name for name in composition.services if name != MAIN]
+                box.services = {name: ContainerBox(engine, f"{project}-{name}", {}) for name in others}
+                yield box
     finally:
         await asyncio.shield(asyncio.to_thread(remove_tree, folder))
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from agentlightning.environments.harbor.artifacts import Record, check_services, collect, place_in, run_commands
 from agentlightning.environments.harbor.boxes import Box, BoxRequest
-from agentlightning.environments.harbor.compose import Composition, read_composition
+from agentlightning.environments.harbor.compose import MAIN, Composition, read_composition
 from agentlightning.environments.harbor.engines import open_box
 from agentlightning.environments.harbor.format import EnvironmentSection, HarborTask, Healthcheck, Stage, resolved
 from agentlightning.environments.harbor.pods import check_for_pods
@@ -27,8 +28,6 @@ from agentlightning.errors import ConfigError, ExecutorError
 from agentlightning.litagent.process import Captured
 from agentlightning.types.reward import checked_reward
 
-Record = Callable[[Mapping[str, Any]], object]
-"""Takes what happened, for the attempt's trace."""
 Worker = Callable[[Box, Stage, Captured], Awaitable[int]]
 """Works on a stage in its box; its exit code."""
 _SHOWN = 2000
@@ -104,6 +103,7 @@ def composition_of(task: HarborTask, settings: TrialSettings) -> Composition | N
     if settings.engine == "kubernetes":
         check_for_pods(task)
     if task.compose is None:
+        check_services(task, None)
         return None
     if settings.engine == "bubblewrap":
         raise ConfigError(f"{task.compose}: several containers need engine=podman or engine=docker, not bubblewrap.")
@@ -114,7 +114,9 @@ def composition_of(task: HarborTask, settings: TrialSettings) -> Composition | N
         )
     section = task.file.environment
     variables = resolved(section.env, f"{task.folder}: environment.env", settings.variables)
-    return read_composition(task.compose.parent, section, variables, settings.variables)
+    composition = read_composition(task.compose.parent, section, variables, settings.variables)
+    check_services(task, composition)
+    return composition
 
 
 async def _prepare(box: Box, stage: Stage) -> None:
@@ -169,10 +171,8 @@ async def _verified(
 ) -> dict[str, float]:
     """The rewards of a stage. Raises ExecutorError where the verifier gives none."""
     verifier = stage.verifier
-    for collect in verifier.collect:
-        async with asyncio.timeout(collect.timeout_sec):
-            await box.shell(collect.command, user=collect.user)
     if not verifier.separate:
+        await run_commands(box, sorted(verifier.collect, key=lambda one: one.service != MAIN), record)
         return await _verify(task, stage, box, settings, record)
     own = verifier.environment or EnvironmentSection(
         build_timeout_sec=task.file.environment.build_timeout_sec,
@@ -184,33 +184,14 @@ async def _verified(
     variables = resolved(own.env, f"{task.folder}: verifier.environment.env", settings.variables)
     request = BoxRequest(section=own, build=build, environment=variables)
     with tempfile.TemporaryDirectory(prefix="agl-artifacts-") as name:
-        carried = await _fetch_artifacts(box, stage, Path(name))
+        fetched = await collect(box, stage, Path(name), record, stops=stage is task.stages[-1])
         async with open_box(settings.engine, request, settings.arguments, settings.namespace) as apart:
-            for place, folder in carried:
-                await apart.put(folder, place)
+            await place_in(apart, fetched, Path(name))
             return await _verify(task, stage, apart, settings, record)
 
 
 def _has_recipe(folder: Path) -> bool:
     return (folder / "Dockerfile").is_file()
-
-
-async def _fetch_artifacts(box: Box, stage: Stage, to: Path) -> list[tuple[str, Path]]:
-    """What crosses over to a separate verifier: folders, and where they are put."""
-    carried: list[tuple[str, Path]] = []
-    wanted = [("/logs/artifacts", "/logs/artifacts"), *((a.source, a.destination or a.source) for a in stage.artifacts)]
-    for number, (source, destination) in enumerate(wanted):
-        place = to / str(number)
-        if not await box.fetch(source, place):
-            continue
-        if place.is_dir():
-            carried.append((destination, place))
-        else:  # a file is carried in a folder of its own
-            folder, name = to / f"{number}-file", destination.rpartition("/")[2]
-            folder.mkdir()
-            place.rename(folder / name)
-            carried.append((destination.rpartition("/")[0] or ".", folder))
-    return carried
 
 
 async def _verify(

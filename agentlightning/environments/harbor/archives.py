@@ -1,0 +1,65 @@
+"""Archives that a box packs and this machine unpacks. What would lead out of the folder is left out."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tarfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from agentlightning.errors import ExecutorError
+from agentlightning.litagent.process import Limits
+
+NO_FOLDER = 3
+"""The exit code of `PACK` where its place is no folder."""
+PACK = f'[ -d "$0" ] || exit {NO_FOLDER}; exec tar -cf - "$@" -C "$0" .'
+"""A line of shell that packs what is in a folder, without what fits the patterns that follow it."""
+
+
+def excluded(patterns: Sequence[str]) -> list[str]:
+    """The patterns as arguments of tar, which says what fits them."""
+    return [f"--exclude={pattern}" for pattern in patterns]
+
+
+async def streamed(command: Sequence[str], environment: Mapping[str, str], to: Path) -> tuple[int, str]:
+    """Write what a command says to a file; its exit code, and its errors."""
+    with to.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(
+            *Limits().wrap(command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=file,
+            stderr=asyncio.subprocess.PIPE,
+            env=dict(environment),
+        )
+        try:
+            said = (await process.communicate())[1].decode(errors="replace")
+        except BaseException:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await asyncio.shield(process.wait())
+            raise
+    assert process.returncode is not None
+    return process.returncode, said
+
+
+def unpacked(archive: Path, folder: Path, name: str, to: Path) -> bool:
+    """Move one file or folder of an archive to a place; whether it is there. What would lead out of it, and what is no
+    file or folder, is left out. Raises ExecutorError for what is no archive."""
+
+    def kept(member: tarfile.TarInfo, place: str) -> tarfile.TarInfo | None:
+        with suppress(tarfile.FilterError):
+            return tarfile.data_filter(member, place)
+        return None
+
+    try:
+        with tarfile.open(archive) as opened:
+            opened.extractall(folder, filter=kept)
+    except (tarfile.TarError, OSError) as error:
+        raise ExecutorError(f"{name} of a box is no archive: {error}.") from None
+    found = folder / name
+    if found.is_symlink() or not found.exists():
+        return False
+    shutil.move(found, to)
+    return True
