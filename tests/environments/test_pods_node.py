@@ -134,6 +134,18 @@ def test_what_an_agent_leaves_in_place_of_files_leads_nowhere(namespace: str, tm
     assert asyncio.run(trial).rewards == {"reward": 1.0}
 
 
+def test_an_artifact_with_patterns_needs_a_tar_that_knows_them(namespace: str, tmp_path: Path) -> None:
+    task = write_task(
+        tmp_path / "task",
+        top='artifacts = [{ source = "/app/out", exclude = ["*.log", "deep/cache"] }]',
+        more=IMAGE + '[verifier]\nenvironment_mode = "separate"\n',
+        solution="#!/bin/sh\nmkdir -p out/deep/cache; touch out/deep/it out/deep/cache/x out/deep/a.log\n",
+    )
+    why = tried(environment(task, namespace))["solution"]
+    assert "need a tar with --exclude" in why, "busybox has another"
+    assert "unrecognized option" in why
+
+
 def test_an_image_that_is_not_there_says_so(namespace: str, tmp_path: Path) -> None:
     task = write_task(tmp_path / "task", more='[environment]\ndocker_image = "missing:1"\n')
     assert "Image" in tried(environment(task, namespace))["solution"]

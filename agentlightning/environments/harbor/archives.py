@@ -23,6 +23,12 @@ def excluded(patterns: Sequence[str]) -> list[str]:
     return [f"--exclude={pattern}" for pattern in patterns]
 
 
+def not_packed(place: str, said: str) -> ExecutorError:
+    """The error of a box whose tar did not pack a place with patterns."""
+    why = next((line for line in said.splitlines() if line.strip()), "it said nothing")
+    return ExecutorError(f"{place} cannot be packed; artifacts with `exclude` need a tar with --exclude: {why[:300]}")
+
+
 async def streamed(command: Sequence[str], environment: Mapping[str, str], to: Path) -> tuple[int, str]:
     """Write what a command says to a file; its exit code, and its errors."""
     with to.open("wb") as file:

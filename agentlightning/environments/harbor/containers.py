@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from agentlightning.environments.harbor.archives import NO_FOLDER, PACK, excluded, streamed, unpacked
+from agentlightning.environments.harbor.archives import NO_FOLDER, PACK, excluded, not_packed, streamed, unpacked
 from agentlightning.environments.harbor.boxes import PLACES, Box, BoxRequest, ending, exported, last_words
 from agentlightning.environments.harbor.compose import ImageRecipe
 from agentlightning.errors import ConfigError, ExecutorError
@@ -233,5 +233,5 @@ class ContainerBox(Box):
             call = [self._engine, "exec", "--user", "0", *where, self._name, *pack]
             code, said = await streamed(call, client_environment(), archive)
             if code not in (0, NO_FOLDER):
-                raise ExecutorError(f"{place} cannot be packed in a container, which takes tar: {last_words(said)}")
+                raise not_packed(place, said)
             return code == 0 and await asyncio.to_thread(unpacked, archive, Path(name) / "out", "", to)

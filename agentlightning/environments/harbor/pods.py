@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from agentlightning.environments.harbor.archives import NO_FOLDER, PACK, excluded, streamed, unpacked
+from agentlightning.environments.harbor.archives import NO_FOLDER, PACK, excluded, not_packed, streamed, unpacked
 from agentlightning.environments.harbor.boxes import (
     PLACES,
     Box,
@@ -275,5 +275,5 @@ class PodBox(Box):
             pack = ["sh", "-c", PACK, str(PurePosixPath(self.workdir) / place), *excluded(exclude)]
             code, said = await streamed(self._command(pack, stdin=False), _environment(), archive)
             if code not in (0, NO_FOLDER):
-                raise ExecutorError(f"{place} cannot be packed in a pod: {last_words(said)}")
+                raise not_packed(place, said)
             return code == 0 and await asyncio.to_thread(unpacked, archive, Path(name) / "out", "", to)
