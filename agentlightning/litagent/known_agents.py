@@ -109,7 +109,7 @@ _ALL = (
         program="codex",
         command=("sh", "-c", _CODEX, "sh", "{task.prompt}"),
         sub_agents=_NAMED,
-        tested="0.169.0",
+        tested="0.171.0",
     ),
     KnownAgent(
         name="opencode",
