@@ -63,7 +63,7 @@ class DPO(GRPO):
 
     def __post_init__(self) -> None:
         if not self.samples:
-            refuse_sampling(self, "Preferences")
+            refuse_sampling(self, "Preferences", group_size=2)
             self._derive(group_size=2)
         super().__post_init__()
 
@@ -120,7 +120,7 @@ class SFT(GRPO):
     def _check_given(self) -> None:
         if self.source == "chats" and (self.best_of != 1 or self.min_reward is not None):
             raise ConfigError("best_of and min_reward choose among a run's rollouts; chats have no rewards.")
-        refuse_sampling(self, "Chats" if self.source == "chats" else "Recorded rollouts")
+        refuse_sampling(self, "Chats" if self.source == "chats" else "Recorded rollouts", advantage="all", group_size=1)
         check_good(self._good)
 
     @property

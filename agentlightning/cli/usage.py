@@ -31,7 +31,8 @@ _OTHER_COMMANDS = {
     "logs": "agl show RUN prints what was said, agl watch RUN how it goes.",
     "sft": "agl train --data CHATS.jsonl --model MODEL fine-tunes on conversations.",
     "finetune": "agl train --data CHATS.jsonl --model MODEL fine-tunes on conversations.",
-    "dpo": "agl train --algorithm DPO --agent FILE.py:NAME --tasks FILE learns from best and worst rollouts.",
+    "dpo": "agl train --algorithm DPO --agent FILE.py:NAME --tasks FILE learns from best and worst rollouts, "
+    "and with --data PAIRS.jsonl in place of these from preferences.",
     "grpo": "agl train --agent FILE.py:NAME --tasks FILE trains by GRPO; --algorithm names another.",
     "ppo": "agl train --algorithm PPO --agent FILE.py:NAME --tasks FILE.",
     "chat": "agl serve RUN serves the model, and prints a command to try it.",
