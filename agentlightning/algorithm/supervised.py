@@ -134,6 +134,8 @@ class SFT(GRPO):
     def check_data(self, train: Dataset[Any]) -> None:
         if self.source == "chats":
             check_examples(train, messages_of, "conversations")
+        elif self.from_run is not None:
+            _store_of(Path(self.from_run))
         elif self.samples and len(train) and is_answered(train[0]):
             logger.warning(
                 "The tasks are conversations with answers, and SFT learns an agent's own good rollouts of them. "

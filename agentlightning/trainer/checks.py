@@ -188,7 +188,7 @@ def as_agent(agent: LitAgent[Any] | Callable[..., Any] | None) -> LitAgent[Any]:
         return agent
     if isinstance(agent, type):
         runs = issubclass(agent, LitAgent) or "__call__" in vars(agent)
-        mend = f"give an instance of it: agent = {agent.__name__}(…)." if runs else f"an agent is {_AN_AGENT}"
+        mend = f"give an instance of it: {agent.__name__}(…)." if runs else f"an agent is {_AN_AGENT}"
         raise ConfigError(f"The agent is the class {agent.__name__}; {mend}")
     if agent is None:
         raise ConfigError(

@@ -139,7 +139,7 @@ def test_an_agent_inside_a_block_is_found(tmp_path: Path, block: str, what: str)
     [
         ("async def rollout(self, task): return 1.0", "class MyAgent(agl.LitAgent)"),
         ("x = 1", "class MyAgent(agl.LitAgent)"),
-        ("def __call__(self, task): return 1.0", "agent = Mine(…)"),
+        ("def __call__(self, task): return 1.0", "an instance of it: Mine(…)"),
     ],
 )
 def test_a_class_that_is_no_agent(tmp_path: Path, body: str, words: str) -> None:
