@@ -123,15 +123,13 @@ def most_fail(failed: Sequence[Episode], of: int) -> Finding:
     common = Counter((e.outcome, kind_of(first_line(e))) for e in failed)
     (outcome, kind), count = common.most_common(1)[0]
     same = [e for e in failed if (e.outcome, kind_of(first_line(e))) == (outcome, kind)]
-    text = first_line(same[-1])
-    below = _below_the_first_line(same[-1])
-    words = " ".join(filter(None, (_ended(f"{outcome.value}: {text}"), *below)))
+    text, error = first_line(same[-1]), (same[-1].attempt and same[-1].attempt.error) or ""
     return (problem if 2 * len(failed) >= of else warning)(
         "rollouts_fail",
-        f"{share(len(failed), of)} rollouts failed. Most common ({count}×): {words}",
+        f"{share(len(failed), of)} rollouts failed. Most common ({count}×): {outcome.value}: {with_cause(error, text)}",
         BUSY_FIX if is_busy(text) else _FIX_OF.get(outcome, ""),
         outcomes=dict(Counter(e.outcome.value for e in failed).most_common()),
-        error="" if below else _end_of_error(same[-1]),
+        error="" if _below_the_first_line(error) else _end_of_error(error),
         rollouts=[e.rollout.rollout_id for e in failed if e.outcome is outcome][-EXAMPLES:],
     )
 
@@ -146,10 +144,15 @@ def _ended(text: str) -> str:
     return text if not text or text.endswith((".", "!", "?", "…")) else f"{text}."
 
 
-def _below_the_first_line(episode: Episode) -> tuple[str, ...]:
-    """What an exception of the agent's probably comes from, and the line of its own that raised it; nothing of other
-    errors, such as a program's."""
-    lines = ((episode.attempt and episode.attempt.error) or "").strip().splitlines()[1:]
+def with_cause(error: str, first: str) -> str:
+    """The `first` line of an attempt's error; of an exception also what it probably comes from, and the agent's own
+    line."""
+    return " ".join(filter(None, (_ended(first), *_below_the_first_line(error))))
+
+
+def _below_the_first_line(error: str) -> tuple[str, ...]:
+    """Nothing of errors that are no exceptions, such as a program's."""
+    lines = error.strip().splitlines()[1:]
     frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
     if not frames:
         return ()
@@ -159,10 +162,9 @@ def _below_the_first_line(episode: Episode) -> tuple[str, ...]:
     return _ended(" ".join(lines[:first])[:_MOST_OF_A_HINT]), f"{place}{code}."
 
 
-def _end_of_error(episode: Episode) -> str:
-    """The end of its message, where a program says what happened."""
-    text = (episode.attempt and episode.attempt.error) or ""
-    return "\n".join(text.strip().splitlines()[-6:])
+def _end_of_error(error: str) -> str:
+    """The end of a message, where a program says what happened."""
+    return "\n".join(error.strip().splitlines()[-6:])
 
 
 def is_busy(text: str) -> bool:

@@ -186,3 +186,11 @@ def test_a_stream_that_is_not_read_to_its_end_is_no_news(capfd: pytest.CaptureFi
     assert asyncio.run(loop.run(coroutine)) == 1
     asyncio.run(loop.run(loop._cancel_all()))  # pyright: ignore[reportPrivateUsage]
     assert "closing of asynchronous generator" not in capfd.readouterr().err
+
+
+def test_tuning_prompts_says_it_too(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def agent(task, llm):\n    return task.question\n")
+    (tmp_path / "tasks.jsonl").write_text('{"question": "a"}\n{"question": "b"}\n')
+    work = ("--agent", "a.py:agent", "--tasks", "tasks.jsonl", "--endpoint", "http://127.0.0.1:9/v1")
+    limits = ("--endpoint-model", "m", "--api-key", "k", "--demonstrations", "1", "--budget-rollouts", "8")
+    said(agl(tmp_path, "optimize", *work, *limits), 'brackets: task["question"]', "Line 2 of", "`return task.question`")
