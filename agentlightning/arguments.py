@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import math
 import re
 import reprlib
 from abc import ABCMeta
@@ -398,6 +399,21 @@ def as_number(value: Any) -> str:
     if re.fullmatch(r"[-+]?[\d.]+(?:e[-+]?\d+)?\s*[a-zA-Z]{1,8}", value):
         return " Write the number alone, without a letter or a unit behind it."
     return ""
+
+
+_NEVER = (-1, 0, None, False, "never", "none", "no", "off", "disabled")
+_ALL = (-1, None, math.inf, "all", "inf", "unlimited", "infinity")
+
+
+def as_count(name: str, value: Any, *, zero: bool) -> str:
+    """How a number is written that a person would read in a value: never, off and all, too, where a setting takes a
+    number for them. `zero`: whether it may be 0."""
+    given = value.lower() if isinstance(value, str) else value
+    if name.startswith("keep") and given in _ALL:
+        return " For all, give a large number, such as 1000000."
+    if given not in _NEVER or not (name.endswith("every") or name == "max_grad_norm"):
+        return as_number(value)
+    return " 0 turns it off." if zero else " For never, give a number above that of the steps."
 
 
 def check_address(what: str, url: object, example: str = "https://api.openai.com/v1") -> None:

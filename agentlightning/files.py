@@ -36,6 +36,8 @@ def meant_by(path: Path, endings: Collection[str] = ()) -> str:
     """
     if path.exists():  # it is of another kind
         return ""
+    if "\\" in str(path) and Path(slashes := str(path).replace("\\", "/")).exists():
+        return f" Folders stand behind / here: {slashes}"
     places = sorted(path.parent.iterdir(), key=lambda p: p.suffix == path.suffix) if path.parent.is_dir() else []
     by_stem = {
         place.stem: place for place in places if not endings or place.suffix in endings

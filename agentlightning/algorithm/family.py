@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from agentlightning.algorithm.credit.units import Normalization
 from agentlightning.algorithm.grpo import GRPO
@@ -28,6 +29,7 @@ from agentlightning.algorithm.parts.teacher import Teacher
 from agentlightning.algorithm.records import Nested, changed
 from agentlightning.algorithm.settings import Advantage, Loss
 from agentlightning.errors import ConfigError
+from agentlightning.types import Dataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +116,10 @@ class Distill(GRPO):
     credit: str = "teacher"
     group_size: int = 2
     minibatches: int = 4
+
+    def check_data(self, train: Dataset[Any]) -> None:
+        super().check_data(train)
+        self.teacher.check_model()
 
 
 @dataclass(frozen=True, kw_only=True)

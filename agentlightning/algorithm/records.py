@@ -4,8 +4,7 @@ Every setting of a record has a flat name, too, in one table (`FLAT`): `GRPO(…
 files of settings and `run.json` use either, runs and `--print-config` write the flat ones. What a record does not say
 is as the algorithm has it. Both spellings of one setting at once are refused.
 
-What stands beside a setting in `Annotated[…]` is checked here: the bounds of a number, and what the setting needs to
-have an effect.
+What stands beside a setting in `Annotated[…]` is checked here: a number's bounds, and what it needs to have an effect.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Union, g
 
 from annotated_types import Ge, Gt, Le
 
-from agentlightning.arguments import GivenByName, Needs, SettingsGroup, as_number, refuse_unknown
+from agentlightning.arguments import GivenByName, Needs, SettingsGroup, as_count, refuse_unknown
 from agentlightning.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -472,12 +471,13 @@ def refuse_unused(settings: Any) -> None:
 def _check(name: str, value: Any, setting: Setting) -> None:
     whole = int in (setting.type, *get_args(setting.type)) and float not in get_args(setting.type)
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    unset = " (or None)" if setting.default is None else ""
+    unset = " (or None)" if type(None) in get_args(setting.type) else ""
+    meant = as_count("" if unset else name, value, zero=Ge(0) in setting.bounds)
     if whole and number != int(number if math.isfinite(number) else 0):
-        raise ConfigError(f"{name} is {value!r}; it must be a whole number{unset}.{as_number(value)}")
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number{unset}.{meant}")
     if not math.isfinite(number) or not all(_within(number, bound) for bound in setting.bounds):
         said = " and ".join(_words(one, whole=whole) for one in sorted(setting.bounds, key=lambda b: isinstance(b, Le)))
-        raise ConfigError(f"{name} is {value!r}; it must be a number {said}{unset}.{as_number(value)}")
+        raise ConfigError(f"{name} is {value!r}; it must be a number {said}{unset}.{meant}")
 
 
 def _within(number: float, bound: Ge | Gt | Le) -> bool:

@@ -22,6 +22,9 @@ KEEPS_ANSWERS = (
     "Turn that off: every rollout must ask the model itself, because its own answer is what is learned from."
 )
 """What to do about an agent that earns rewards without asking the model."""
+_FRAME = re.compile(r'  File "(.+)", line (\d+), in .*')
+_MOST_OF_A_HINT = 400
+_MOST_OF_CODE = 100
 _BUSY = re.compile(r"\b429\b|rate.?limit|too many requests", re.IGNORECASE)
 BUSY_FIX = (
     "A provider turns requests away because there are too many of them: lower concurrency (or the provider's "
@@ -38,7 +41,8 @@ _WAY_TO_THE_MODEL = (
     "Make its client use the endpoint it is given:  OpenAI(base_url=llm.endpoint, api_key=llm.api_key)  and  "
     "model=llm.model.  A program finds them in its environment: OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL (and "
     "the same of ANTHROPIC_ and GEMINI_). A call counts only if the agent waits for it: await an async "
-    "client's, and join threads that make some."
+    "client's, and join threads that make some. An agent that catches its own exceptions hides why it did not call: "
+    "let them through."
 )
 
 
@@ -119,13 +123,13 @@ def most_fail(failed: Sequence[Episode], of: int) -> Finding:
     common = Counter((e.outcome, kind_of(first_line(e))) for e in failed)
     (outcome, kind), count = common.most_common(1)[0]
     same = [e for e in failed if (e.outcome, kind_of(first_line(e))) == (outcome, kind)]
-    text = first_line(same[-1])
+    text, error = first_line(same[-1]), (same[-1].attempt and same[-1].attempt.error) or ""
     return (problem if 2 * len(failed) >= of else warning)(
         "rollouts_fail",
-        f"{share(len(failed), of)} rollouts failed. Most common ({count}×): {outcome.value}: {_ended(text)}",
+        f"{share(len(failed), of)} rollouts failed. Most common ({count}×): {outcome.value}: {with_cause(error, text)}",
         BUSY_FIX if is_busy(text) else _FIX_OF.get(outcome, ""),
         outcomes=dict(Counter(e.outcome.value for e in failed).most_common()),
-        error=_end_of_error(same[-1]),
+        error="" if _below_the_first_line(error) else _end_of_error(error),
         rollouts=[e.rollout.rollout_id for e in failed if e.outcome is outcome][-EXAMPLES:],
     )
 
@@ -137,13 +141,30 @@ def first_line(episode: Episode) -> str:
 
 
 def _ended(text: str) -> str:
-    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
+    return text if not text or text.endswith((".", "!", "?", "…")) else f"{text}."
 
 
-def _end_of_error(episode: Episode) -> str:
-    """The end of its message, where the line of the user's own is."""
-    text = (episode.attempt and episode.attempt.error) or ""
-    return "\n".join(text.strip().splitlines()[-6:])
+def with_cause(error: str, first: str) -> str:
+    """The `first` line of an attempt's error; of an exception also what it probably comes from, and the agent's own
+    line."""
+    return " ".join(filter(None, (_ended(first), *_below_the_first_line(error))))
+
+
+def _below_the_first_line(error: str) -> tuple[str, ...]:
+    """Nothing of errors that are no exceptions, such as a program's."""
+    lines = error.strip().splitlines()[1:]
+    frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
+    if not frames:
+        return ()
+    first, last = frames[0], frames[-1]
+    place = _FRAME.sub(r"Line \2 of \1", lines[last])
+    code = f": `{lines[last + 1].strip()[:_MOST_OF_CODE]}`" if last + 1 < len(lines) else ""
+    return _ended(" ".join(lines[:first])[:_MOST_OF_A_HINT]), f"{place}{code}."
+
+
+def _end_of_error(error: str) -> str:
+    """The end of a message, where a program says what happened."""
+    return "\n".join(error.strip().splitlines()[-6:])
 
 
 def is_busy(text: str) -> bool:

@@ -63,7 +63,7 @@ class DPO(GRPO):
 
     def __post_init__(self) -> None:
         if not self.samples:
-            refuse_sampling(self, "Preferences")
+            refuse_sampling(self, "Preferences", group_size=2)
             self._derive(group_size=2)
         super().__post_init__()
 
@@ -120,7 +120,7 @@ class SFT(GRPO):
     def _check_given(self) -> None:
         if self.source == "chats" and (self.best_of != 1 or self.min_reward is not None):
             raise ConfigError("best_of and min_reward choose among a run's rollouts; chats have no rewards.")
-        refuse_sampling(self, "Chats" if self.source == "chats" else "Recorded rollouts")
+        refuse_sampling(self, "Chats" if self.source == "chats" else "Recorded rollouts", advantage="all", group_size=1)
         check_good(self._good)
 
     @property
@@ -134,6 +134,8 @@ class SFT(GRPO):
     def check_data(self, train: Dataset[Any]) -> None:
         if self.source == "chats":
             check_examples(train, messages_of, "conversations")
+        elif self.from_run is not None:
+            _store_of(Path(self.from_run))
         elif self.samples and len(train) and is_answered(train[0]):
             logger.warning(
                 "The tasks are conversations with answers, and SFT learns an agent's own good rollouts of them. "

@@ -130,7 +130,8 @@ def _refuse_contradictions(s: FeatureSettings) -> None:
     _refuse_advantage(s)
     if s.minibatches > s.tasks_per_step:
         raise ConfigError(
-            f"minibatches ({s.minibatches}) must be at most tasks_per_step ({s.tasks_per_step}): groups stay whole."
+            f"minibatches ({s.minibatches}) must be at most tasks_per_step ({s.tasks_per_step}): groups stay whole. "
+            f"Give minibatches={s.tasks_per_step}, or a larger tasks_per_step."
         )
     if s.deterministic and s.max_staleness:
         raise ConfigError("deterministic runs one thing at a time, so max_staleness must be 0 with it.")

@@ -157,12 +157,14 @@ def of_data(
     """The algorithm, the training data and the settings that `--data` stands for. Raises ConfigError for options that
     say otherwise."""
     if tasks is not None:
-        raise ConfigError("--data has the conversations to learn, --tasks what an agent is run on: give one of them.")
-    if algorithm is not None and algorithm.lower() != "sft":
-        pairs = ", or, with --set source=pairs, preferences in --tasks" if algorithm.lower() == "dpo" else ""
-        learns = f"{algorithm} learns what an --agent does on --tasks{pairs}"
-        raise ConfigError(f"--data has conversations, which only SFT learns; {learns}.")
-    return "SFT", data, ["source=chats", *settings]
+        raise ConfigError("--data has the examples to learn, --tasks what an agent is run on: give one of them.")
+    source = {"sft": "chats", "dpo": "pairs"}.get((algorithm or "SFT").lower())
+    if source is None:
+        raise ConfigError(
+            "--data has what is learned as it stands: conversations, which SFT learns, or preferences, which DPO does. "
+            f"{algorithm} learns what an --agent does on --tasks."
+        )
+    return algorithm or "SFT", data, [f"source={source}", *settings]
 
 
 class RepeatedRun(NamedTuple):

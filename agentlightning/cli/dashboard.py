@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agentlightning.cli.commands.look import DashboardOptions
 from agentlightning.cli.interrupt import interrupted
-from agentlightning.cli.store import Location
+from agentlightning.cli.store import Location, as_address
 from agentlightning.console import Console
 from agentlightning.dashboard import dashboard_url, served_with_dashboard
 from agentlightning.errors import ConfigError
@@ -41,8 +41,8 @@ def _store_file(where: str | None) -> Path:
     found = sorted(path.glob(f"*/{STORE_FILE}"), key=lambda file: file.stat().st_mtime)
     if not found:
         raise ConfigError(
-            f"There is no store in '{path}'. Give a run's folder, a folder of runs, the file of a store, the URL of "
-            "one that is served, or postgresql://…"
+            f"There is no store in '{path}'.{as_address(path)} Give a run's folder, a folder of runs, the file of a "
+            "store, the URL of one that is served, or postgresql://…"
         )
     return found[-1]
 

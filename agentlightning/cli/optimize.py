@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
@@ -76,7 +77,8 @@ def _named(given: str, otherwise: str) -> tuple[str, str]:
     name, equals, file = given.partition("=")
     path = Path(file if equals else given).expanduser()
     if not path.is_file():
-        raise ConfigError(f"There is no file '{path}' with a prompt.{meant_by(path)}")
+        a_text = " Write the text into a file, and give the file." if re.search(r"[\s{]", str(path)) else ""
+        raise ConfigError(f"There is no file '{path}' with a prompt.{a_text or meant_by(path)}")
     return (name if equals else otherwise), path.read_text(encoding="utf-8").rstrip("\n")
 
 

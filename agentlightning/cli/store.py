@@ -146,6 +146,10 @@ def log_at(level: str) -> None:
 
 def location_of(run: Path) -> Location:
     """The store of a run's folder, or a store's file. Raises ConfigError where there is none."""
+    if url := _address(run):
+        raise ConfigError(
+            f"{url} is an address, and this reads a run's folder. A served store is shown by  agl dashboard {url}"
+        )
     file = run / STORE_FILE if run.is_dir() else run
     if not file.is_file():
         where = f"in '{run}': it has no {STORE_FILE}" if run.is_dir() else f"'{file}'"
@@ -156,6 +160,18 @@ def location_of(run: Path) -> Location:
             f"There is no store {where}.{meant} Give a run's folder, or the file of a store.{latest}{run_around(run)}"
         )
     return Location(file, None)
+
+
+def as_address(given: Path) -> str:
+    """How the address of a server is written, where one was given without http://."""
+    url = _address(given)
+    return f" A server's address begins with http://, as {url} does." if url else ""
+
+
+def _address(given: Path) -> str | None:
+    """The address of a server that stands in place of a path, which has one slash only; None where it is a path."""
+    found = re.fullmatch(r"(?:https?:/)?([\w.-]+:\d{2,5}(?:/.*)?)", str(given))
+    return f"http://{found[1]}" if found is not None and not given.exists() else None
 
 
 def run_around(place: Path) -> str:

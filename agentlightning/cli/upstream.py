@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from agentlightning.arguments import check_address
 from agentlightning.cli.options import UpstreamOptions
 from agentlightning.errors import ConfigError
 from agentlightning.gateway import Provider, SpendingLimits, TokenPrice
@@ -39,7 +40,9 @@ def read_upstreams(options: UpstreamOptions) -> dict[str, Provider]:
 
 def _named(text: str) -> tuple[str, str]:
     name, equals, url = text.partition("=")
-    if not (name and equals and url.startswith(("http://", "https://"))):
+    if name and equals:
+        check_address(f"The address of --upstream {name}", url)
+    else:
         raise ConfigError(f"'{text}' does not say NAME=URL, for example --upstream gpt=https://api.example.com/v1.")
     return name, url
 

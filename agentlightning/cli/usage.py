@@ -31,7 +31,8 @@ _OTHER_COMMANDS = {
     "logs": "agl show RUN prints what was said, agl watch RUN how it goes.",
     "sft": "agl train --data CHATS.jsonl --model MODEL fine-tunes on conversations.",
     "finetune": "agl train --data CHATS.jsonl --model MODEL fine-tunes on conversations.",
-    "dpo": "agl train --algorithm DPO --agent FILE.py:NAME --tasks FILE learns from best and worst rollouts.",
+    "dpo": "agl train --algorithm DPO --agent FILE.py:NAME --tasks FILE learns from best and worst rollouts, "
+    "and with --data PAIRS.jsonl in place of these from preferences.",
     "grpo": "agl train --agent FILE.py:NAME --tasks FILE trains by GRPO; --algorithm names another.",
     "ppo": "agl train --algorithm PPO --agent FILE.py:NAME --tasks FILE.",
     "chat": "agl serve RUN serves the model, and prints a command to try it.",
@@ -166,6 +167,8 @@ def _of_extra(words: list[str], options: list[str]) -> str | None:
         return f"Agent and tasks are given by options: {agents[0]} {tasks[0]}"
     if tasks or agents:
         return f"{'Tasks are' if tasks else 'The agent is'} given by an option: {(tasks or agents)[0]}"
+    if "--to" in options and len(words) == 1 and not words[0].startswith("-"):
+        return f"Where it goes is given by an option: --to {words[0]}"
     if "--set" in options:
         return "A setting is given as --set NAME=VALUE, and what holds blanks stands in quotes."
     return None

@@ -64,6 +64,14 @@ def resolve_model(name: str | Path) -> str:
     return text
 
 
+_OWNERS = {
+    **{"qwen": "Qwen", "smollm": "HuggingFaceTB", "llama": "meta-llama", "meta": "meta-llama", "gemma": "google"},
+    **{"mistral": "mistralai", "ministral": "mistralai", "phi": "microsoft", "deepseek": "deepseek-ai"},
+    **{"olmo": "allenai", "granite": "ibm-granite"},
+}
+"""Who publishes the models whose names begin so."""
+
+
 def _otherwise_named(text: str) -> str:
     """What is said of a name that another program or a browser has for models."""
     if (address := re.match(r"https?://[^/]+/([\w.-]+/[\w.-]+)", text)) is not None:
@@ -72,6 +80,9 @@ def _otherwise_named(text: str) -> str:
         return "That is an endpoint, which gives nobody its weights: let an agent ask it (agl run --endpoint URL). "
     if meant := difflib.get_close_matches(text, shipped_models(), n=1):
         return f"Did you mean '{meant[0]}'? "
+    family = re.match(r"[a-z]+", text.lower())
+    if family is not None and (owner := _OWNERS.get(family[0])) and re.fullmatch(r"[\w.-]+", text):
+        return f"A Hugging Face id has its owner in front: '{owner}/{text}'. "
     if re.fullmatch(r"[\w./-]+:[\w.-]+", text):
         return "That is a name of Ollama's, whose weights (GGUF) cannot be trained. "
     return ""

@@ -135,7 +135,7 @@ def describe(error: BaseException, task: object = None) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
     own = [f for f in frames if not is_library(f.filename)]
     hint, trace = hint_for(error) or hint_of_task(error, task), "".join(traceback.format_list(own or frames))
-    said = f"{type(error).__name__}: {message_of(error)}" + (f"\n{hint}" if hint else "")
+    said = "\n".join(filter(None, (": ".join(filter(None, (type(error).__name__, message_of(error)))), hint)))
     text = redacted(f"{said}\n{trace}".rstrip())
     if not isinstance(error, BaseExceptionGroup):
         return text

@@ -60,6 +60,13 @@ class _AgentTask(asyncio.Task[Any]):
         super().__init__(coro, **options)
 
 
+def _without_streams_left_open(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Says what went wrong in a loop, but for a client's answer that an agent did not read to its end: that is closed
+    with the loop, and clients cannot always do so."""
+    if "asyncgen" not in context:
+        loop.default_exception_handler(context)
+
+
 class AgentLoop:
     """An event loop in a daemon thread. Context variables of the caller are seen by what runs in it.
 
@@ -72,6 +79,7 @@ class AgentLoop:
         self._loop.set_task_factory(lambda loop, coro, **options: _AgentTask(coro, loop=loop, **options))
         self._thread = threading.Thread(target=self._run_forever, name="agl-agents", daemon=True)
         self._thread.start()
+        self._loop.set_exception_handler(_without_streams_left_open)
         watch_for_blocking(self._loop, self._thread)
         threading.Thread(target=self._end_with_the_program, name="agl-agents-end").start()
 

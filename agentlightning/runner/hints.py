@@ -66,6 +66,9 @@ OWN_LOOP = "A plain `def` agent has a thread without a loop: take asyncio.run(�
 CALLS_ITSELF = "A function calls itself without an end. Inside the agent its name is the agent: look for a call of it."
 NO_DICT = "Its parts are attributes: answer.choices[0].message.content, and answer.model_dump() is a dict."
 A_STREAM = "With stream=True the answer comes in parts:  for chunk in answer: …  Leave stream out to get it whole."
+A_CHUNK = "With stream=True each part has delta in place of message:  chunk.choices[0].delta.content or ''"
+ASYNC_FOR = "An async client's stream is read with  async for chunk in stream: …  in place of a plain for."
+PLAIN_FOR = "The stream of a client that is not async is read with a plain  for chunk in stream: …"
 A_DICT = 'A dict\'s fields stand in brackets: task["question"]. Tasks are what the data set says, as JSON.'
 BASE_URL = "The address is called base_url there: OpenAI(base_url=llm.endpoint, api_key=llm.api_key)."
 NO_FUNCTION = (
@@ -82,6 +85,9 @@ _PYTHONS_WORDS = {
     r"'(LLM|ProxyLLM)' object (has no attribute|is not callable|is not subscriptable)": NO_SUCH_PART,
     rf"'{_ANSWERS}' object is not subscriptable": NO_DICT,
     r"'(Async)?Stream' object (has no attribute|is not subscriptable)": A_STREAM,
+    r"'Choice' object has no attribute 'message'": A_CHUNK,
+    r"'(Async\w*Stream\w*|async_generator)' object is not (iterable|an iterator)": ASYNC_FOR,
+    r"requires an object with __aiter__ method, got (\w*Stream\w*|generator|list)": PLAIN_FOR,
     r"'dict' object has no attribute": A_DICT,
     r"There is no current event loop in thread": OWN_LOOP,
     r"^maximum recursion depth exceeded": CALLS_ITSELF,

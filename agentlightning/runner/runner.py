@@ -270,7 +270,7 @@ class LitAgentRunner:
                     except TimeoutError as error:
                         if deadline.expired():
                             raise
-                        raise AgentError(f"TimeoutError: {error}") from error  # the agent's own, not our deadline
+                        return Ending(Outcome.AGENT_ERROR, describe(error, claimed.input), exception=error)  # its own
             rewarded = self._record(result, trace)
         except TimeoutError:
             if watched is not None and watched.ended is not None:

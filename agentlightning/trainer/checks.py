@@ -49,6 +49,10 @@ OTHER_VERBS = {
     ),
 }
 """What other trainers have as methods, and where it is here."""
+_AN_AGENT = (
+    "a function of a task, or a LitAgent: let the class be one, class MyAgent(agl.LitAgent), with a method "
+    "rollout(self, task, resources, rollout)."
+)
 
 
 def check_parts(**parts: object) -> None:
@@ -183,7 +187,9 @@ def as_agent(agent: LitAgent[Any] | Callable[..., Any] | None) -> LitAgent[Any]:
         _check_methods(agent)
         return agent
     if isinstance(agent, type):
-        raise ConfigError(f"The agent is the class {agent.__name__}; give an instance of it: {agent.__name__}(…).")
+        runs = issubclass(agent, LitAgent) or "__call__" in vars(agent)
+        mend = f"give an instance of it: {agent.__name__}(…)." if runs else f"an agent is {_AN_AGENT}"
+        raise ConfigError(f"The agent is the class {agent.__name__}; {mend}")
     if agent is None:
         raise ConfigError(
             "There is no agent. Leave it out only if runners on other machines have it: Trainer(strategy='remote')."
@@ -228,10 +234,7 @@ def _no_agent(given: object) -> str:
         given.close()
         name = given.__name__
         return f"The agent is a coroutine, which calling {name}(…) made. Give the function itself: fit({name}, tasks)."
-    return (
-        f"The agent is a {type(given).__name__}; an agent must be a function of a task, or a LitAgent: let the class "
-        "be one, class MyAgent(agl.LitAgent), with a method rollout(self, task, resources, rollout)."
-    )
+    return f"The agent is a {type(given).__name__}; an agent must be {_AN_AGENT}"
 
 
 def check_given(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib.util
 import itertools
@@ -89,12 +90,25 @@ def load_agent(reference: str) -> LitAgent[Any]:
             n for n, v in vars(module).items() if (callable(v) or isinstance(v, LitAgent)) and not n.startswith("_")
         ]
         meant = difflib.get_close_matches(name, known, n=1)
-        raise ConfigError(f"{path} has no '{name}' at its top level.{f' Did you mean {meant[0]!r}?' if meant else ''}")
+        hint = _inside(path, name) or (f" Did you mean {meant[0]!r}?" if meant else "")
+        raise ConfigError(f"{path} has no '{name}' at its top level.{hint}")
     if isinstance(found, type) and issubclass(found, LitAgent):
         found = found()
     if not callable(found) and not isinstance(found, LitAgent):
         raise ConfigError(f"{reference} is {found!r:.60}, and an agent is a function or a LitAgent.")
     return as_agent(found)
+
+
+def _inside(path: Path, name: str) -> str:
+    """Where a file defines this name below its top level; nothing where it does not."""
+    defined = [
+        node
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if getattr(node, "name", None) == name
+        or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name)
+    ]
+    lines = [node.lineno for node in defined if isinstance(node, ast.stmt | ast.expr)]
+    return f" Line {lines[0]} defines it, indented: move it out of the block that it stands in." if lines else ""
 
 
 def _load_file(path: Path) -> ModuleType:

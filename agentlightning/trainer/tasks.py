@@ -6,6 +6,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Sequence
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,10 @@ def _no_file(file: Path) -> str:
 
 def _instead(given: str) -> str:
     """What to give in place of what is no file."""
-    if "\\" in given and Path(slashes := given.replace("\\", "/")).exists():
-        return f"Folders stand behind / here: {slashes}"
+    if re.search(r"[*?]", given) and (found := sorted(glob(given, recursive=True))):
+        return (
+            f"Tasks are read from one file, such as {found[0]}. To join them:  cat {given} > all{Path(found[0]).suffix}"
+        )
     if given.startswith(("[", "{")) or (" " in given and Path(given).suffix.lower() not in _READERS):
         return "Tasks themselves are given in a list, fit(agent, ['…']), or in a file.jsonl with a JSON value per line."
     return f"Give one that ends in {_ENDINGS}."

@@ -79,7 +79,7 @@ def answer(command: str) -> str:
     ("command", "words"),
     [
         ("train --data tasks.jsonl --tasks tasks.jsonl", "give one of them"),
-        ("train --data tasks.jsonl --algorithm ppo", "which only SFT learns"),
+        ("train --data tasks.jsonl --algorithm ppo", "which SFT learns, or preferences"),
         ("train --data tasks.jsonl --val-tasks tasks.jsonl", "Say which agent to train"),
         ("train --data tasks.jsonl --model nowhere", "It must be a chat"),
         ("train --data chats.txt", "chats.txt"),
@@ -177,7 +177,7 @@ def answer(command: str) -> str:
         ("train --data from.jsonl --model calc", "from.jsonl: Of the conversations, number 1"),
         ("train --data from.jsonl --model calc", "This is ShareGPT's form"),
         ("train --data chosen.jsonl --model calc", "which agl.DPO(source='pairs') learns"),
-        ("train --data chosen.jsonl --algorithm dpo", "with --set source=pairs, preferences in --tasks"),
+        ("train --data chosen.jsonl --algorithm dpo", "what was chosen as preferred_output"),
         ("train --data text.jsonl --model calc", "Write its text as messages"),
         ("train --resume runs/none", "The folder 'runs/none' is not there. Runs with checkpoints: runs/saved."),
         ("train --resume runs/saved", "--resume runs/saved --config runs/saved/run.json --trust"),

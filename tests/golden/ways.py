@@ -43,7 +43,7 @@ ALGORITHMS = {
     "Distill": "Distill(teacher='calc', minibatches=2)",
     "SelfDistill": "SelfDistill(minibatches=2, reference_every=1, reference_share=0.5)",
     "SFT": "SFT()",
-    "SFT from chats": "SFT(source='chats')",
+    "SFT from chats": "SFT(source='chats', group_size=1)",
     "DPO": "DPO()",
     **{f"loss {name}": f"GRPO(loss='{name}', minibatches=2)" for name in ("dual_clip", "sapo", "dppo_tv")},
     **{f"loss {name}": f"GRPO(loss='{name}', minibatches=2)" for name in ("clip_cov", "kl_cov")},

@@ -26,7 +26,7 @@ from agentlightning.algorithm.part import ComparedPass, Part, PolicyHooks, Polic
 from agentlightning.algorithm.parts.reference import Reference
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import Needs, SettingsGroup
-from agentlightning.errors import ConfigError, JudgeError
+from agentlightning.errors import ConfigError, JudgeError, ModelError
 from agentlightning.learner.packing import CreditedCall, pack
 from agentlightning.rendering.base import Rendering
 from agentlightning.types.arrays import Float32Array, Int32Array, np
@@ -198,7 +198,10 @@ class Teacher(SettingsGroup, Part):
         if not s.credit_mode.teacher:
             return
         if own.model is None:
-            raise ConfigError("Distilling needs the model to learn from: agl.Distill(model=…, teacher=…).")
+            raise ConfigError(
+                "Distilling needs the model to learn from: agl.Distill(model=…, teacher=…), or --set teacher=… on the "
+                "command line."
+            )
         if Reference.given(s).coef or s.loss_spec.reference:
             raise ConfigError(
                 "The teacher is what the policy is compared with, so there is no other reference. Leave "
@@ -220,6 +223,20 @@ class Teacher(SettingsGroup, Part):
             raise ConfigError(
                 "A teacher is for one policy; train several policies one by one: agl.Distill(lora_rank=…)."
             )
+
+    def check_model(self) -> None:
+        """Raises ConfigError for a teacher to be loaded that is nowhere, or whose weights nobody has."""
+        if self.url is not None or self.model is None:
+            return
+        from agentlightning.models import resolve_model
+
+        try:
+            resolve_model(self.model)
+        except ModelError as error:
+            raise ConfigError(
+                f"The teacher cannot be loaded. {error} A teacher has its weights here, or a server that gives "
+                "log-probs of a prompt, as vLLM's does: teacher_url=…"
+            ) from error
 
     def in_policy(self, policy: PolicyScope) -> PolicyHooks:
         return _TeacherGaps(self, policy)

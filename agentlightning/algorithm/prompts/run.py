@@ -37,6 +37,7 @@ from agentlightning.algorithm.prompts.evaluation import (
 from agentlightning.algorithm.prompts.journal import Journal
 from agentlightning.algorithm.prompts.settings import PromptSettings, held_out
 from agentlightning.algorithm.prompts.significance import evidence, threshold
+from agentlightning.algorithm.rollout_verdicts import with_cause
 from agentlightning.errors import ConfigError
 from agentlightning.metrics.power import power_words
 from agentlightning.types import Dataset, PromptTemplate
@@ -206,10 +207,11 @@ class PromptRun:
                 f"the calls:  agl show {quote(str(run_dir))}"
             )
         if all(t.reward is None for t in trials):
-            why = (trials[0].error or trials[0].outcome.value).strip().splitlines()[0]
+            error = (trials[0].error or trials[0].outcome.value).strip()
+            why = with_cause(error, error.partition("\n")[0][:300])
             raise ConfigError(
                 f"The agent failed on all of the {len(trials)} validation tasks that it was first run on. One of them: "
-                f"{why[:300]}\nNo critic was called. To see them:  agl show {quote(str(run_dir))} --failed"
+                f"{why}\nNo critic was called. To see them:  agl show {quote(str(run_dir))} --failed"
             )
 
     # ---- the critic ------------------------------------------------------------------------------------------------

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentlightning.algorithm.episode import Episode, Sampled, made_call
+from agentlightning.algorithm.records import settings_of, value_of, written
 from agentlightning.algorithm.sampling.schedule import TaskSchedule
 from agentlightning.algorithm.sampling.source import Source
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.errors import AgentLightningError, ConfigError, missing_extra
+from agentlightning.errors import AgentLightningError, ConfigError, ModelError, missing_extra
 from agentlightning.models import resolve_model
 from agentlightning.types import Attempt, Dataset, Outcome, Rollout
 from agentlightning.types.arrays import Int32Array, np
@@ -63,12 +64,21 @@ class ExampleSource:
             self._settings.context.reporter.warn(words)
         began = time.time()
         chosen = self._schedule.take(position, self._schedule.per_step)
-        made = [self._episodes_of(self._chats, self._schedule.task(i), f"{step}-{i}") for i in chosen]
+        made = [self._made(i, f"{step}-{i}") for i in chosen]
         episodes = [episode for some in made for episode in some]
         return Sampled(episodes, chosen, position + len(chosen), began, time.time())
 
     async def close(self) -> None:
         await self._rollouts.close()
+
+    def _made(self, number: int, name: str) -> list[Episode]:
+        """The rollouts of an example. Raises ConfigError with its number for one that the chat format does not take."""
+        try:
+            return self._episodes_of(self._chats, self._schedule.task(number), name)
+        except ModelError as error:
+            raise ConfigError(
+                f"Of the {self._settings.examples}, number {number + 1} (counted from 1): {error}"
+            ) from error
 
     def _too_long(self) -> str | None:
         """How many examples do not fit the context in which agents are sampled, and by how much; None: all fit."""
@@ -111,12 +121,24 @@ def rendering_of(settings: TrainingSettings) -> Any:
     return load_rendering(resolve_model(settings.model), settings.renderer)
 
 
-def refuse_sampling(settings: TrainingSettings, what: str) -> None:
-    """Raises ConfigError for settings of sampling and of several policies, which have no effect on examples."""
+def refuse_sampling(settings: TrainingSettings, what: str, **derived: Any) -> None:
+    """Raises ConfigError for settings of sampling and of several policies, which have no effect on examples. `derived`:
+    those that follow from the examples, and may stand so in the settings of a run that is repeated."""
     if settings.policies and what != "Recorded rollouts":
         raise ConfigError(f"{what} do not say which of several policies they are for; train them one by one.")
-    if settings.max_staleness or settings.quorum < 1:
-        raise ConfigError(f"{what} are not sampled, so max_staleness and quorum have no effect. Leave them out.")
+    known = settings_of(type(settings))
+    for name in _OF_SAMPLING:
+        value = value_of(settings, name)
+        if value not in (known[name].default, derived.get(name, known[name].default)):
+            given = f"{written(settings, name)}={value!r}"
+            raise ConfigError(f"{what} are not sampled, so {given} has no effect. Leave it out.")
+
+
+_OF_SAMPLING = (
+    *("group_size", "advantage", "dynamic_sampling", "league", "max_staleness", "quorum"),
+    *("temperature", "top_p", "top_k", "min_p", "overlong_tokens"),
+)
+"""Settings of training rollouts and of how those of a task are compared."""
 
 
 def check_examples(examples: Dataset[Any], read: Callable[[Any], object], what: str) -> None:
@@ -132,6 +154,11 @@ def messages_of(chat: Any) -> tuple[Messages, Tools]:
     """A conversation's messages and tools. Raises ConfigError for what is none, and where nothing is to be learned."""
     messages, tools = _conversation(chat)
     learned = [m for m in messages if _is_learned(m)]
+    if messages and learned and messages[0] is learned[0]:
+        raise ConfigError(
+            "This chat begins with the assistant, and an answer is learned from what stands before it. Put the user's "
+            f"message in front, or give the first one the weight 0, as context: {str(messages)[:200]}"
+        )
     if not learned:
         raise ConfigError(
             "A chat without an assistant message has nothing to learn: write what is to be said as one with the role "
@@ -154,7 +181,7 @@ def pair_of(example: Any) -> tuple[Messages, Tools, Messages, Messages]:
     what is none."""
     outputs = [example.get(f"{kind}_output") for kind in ("preferred", "non_preferred")] if _is_record(example) else []
     if not all(isinstance(one, Sequence) and not isinstance(one, str) for one in outputs) or not outputs:
-        raise ConfigError(f"{NO_PAIR} It is {str(example)[:200]}")
+        raise ConfigError(f"{NO_PAIR} {_CHOSEN if _is_chosen(example) else ''}It is {str(example)[:200]}")
     messages, tools = _conversation(example.get("input"))
     for output in outputs:
         _conversation(output)
@@ -162,18 +189,29 @@ def pair_of(example: Any) -> tuple[Messages, Tools, Messages, Messages]:
             raise ConfigError(
                 f"An answer to compare has messages of the assistant, with those of tools between them: {output!s:.200}"
             )
+    if outputs[0] == outputs[1]:
+        raise ConfigError(f"Both answers are the same, so none is better. Leave the example out: {outputs[0]!s:.200}")
     return messages, tools, *outputs
 
 
 def _conversation(chat: Any) -> tuple[Messages, Tools]:
     messages, tools = (chat.get("messages"), chat.get("tools")) if isinstance(chat, Mapping) else (chat, None)
     if isinstance(messages, str) or not isinstance(messages, Sequence):
+        if isinstance(messages, str) and messages.lstrip().startswith("[{"):
+            raise ConfigError(
+                f"Its messages are a text with JSON in it: write json.loads(…) of it. It is {chat!s:.200}"
+            )
         raise ConfigError(f"{NO_CHAT} {_from_other_forms(chat)}It is {str(chat)[:200]}")
     if not all(isinstance(m, Mapping) and "role" in m for m in messages):
         form = _SHAREGPT if _is_sharegpt(messages) else ""
         raise ConfigError(f"{NO_CHAT} {form}Its messages are {str(messages)[:200]}")
     if unknown := sorted({str(m["role"]) for m in messages} - ROLES):
-        raise ConfigError(f"A chat has the roles {', '.join(sorted(ROLES))}, and this one has {', '.join(unknown)}.")
+        meant = "".join(
+            f" Write {_ROLES_MEANT[one.lower()]} for {one}." for one in unknown if one.lower() in _ROLES_MEANT
+        )
+        raise ConfigError(
+            f"A chat has the roles {', '.join(sorted(ROLES))}, and this one has {', '.join(unknown)}.{meant}"
+        )
     for message in messages:
         if message.get("weight", 1) not in (0, 1):
             raise ConfigError(f"A message's weight is 0 (context) or 1 (learned), not {message['weight']!r}.")
@@ -186,6 +224,13 @@ def _conversation(chat: Any) -> tuple[Messages, Tools]:
     return messages, tools
 
 
+_ROLES_MEANT = {
+    **{role: role for role in ROLES},
+    **dict.fromkeys(("human", "prompter", "customer", "person"), "user"),
+    **dict.fromkeys(("gpt", "bot", "ai", "model", "chatbot", "chatgpt", "agent", "llm"), "assistant"),
+    **dict.fromkeys(("tool_result", "tool_response", "observation", "function_response"), "tool"),
+}
+"""What others call the roles of a chat."""
 _INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "reasoning_content", "reasoning")
 """What an assistant's message may have instead of a text."""
 
@@ -204,6 +249,18 @@ _SHAREGPT = (
 )
 
 
+_CHOSEN = (
+    "Write its prompt as the input's messages, [{'role': 'user', 'content': row['prompt']}], what was chosen as "
+    "preferred_output, [{'role': 'assistant', 'content': row['chosen']}], and what was rejected so as "
+    "non_preferred_output. "
+)
+
+
+def _is_chosen(row: Any) -> bool:
+    """Whether it is a preference as trl's trainers read it."""
+    return _is_record(row) and {"chosen", "rejected"} <= {*row}
+
+
 def _is_sharegpt(messages: Sequence[Any]) -> bool:
     return all(isinstance(m, Mapping) and {"from", "value"} <= {*m} for m in messages)
 
@@ -214,8 +271,8 @@ def _from_other_forms(row: Any) -> str:
         return ""
     if "conversations" in row:
         return _SHAREGPT
-    if {"chosen", "rejected"} <= {*row}:
-        return "It has an answer and a worse one, which agl.DPO(source='pairs') learns. "
+    if _is_chosen(row):
+        return "It has an answer and a worse one, which agl.DPO(source='pairs') learns, or --algorithm DPO. "
     if "text" in row:
         return "Write its text as messages: what was asked as the user's, and what is learned as the assistant's. "
     pairs = (("prompt", "completion"), ("instruction", "output"), ("question", "answer"), ("prompt", "response"))

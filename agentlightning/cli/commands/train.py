@@ -66,8 +66,8 @@ class TrainOptions(Command):
         Path | None,
         Option(
             help=(
-                'In place of --tasks: conversations that SFT learns, {"messages": […], "tools": […]} per line. '
-                "An agent is needed only with --val-tasks."
+                'In place of --tasks: conversations that SFT learns, {"messages": […], "tools": […]} per line; with '
+                "--algorithm DPO, preferences. An agent is needed only with --val-tasks."
             )
         ),
     ] = None
