@@ -17,6 +17,13 @@ EXAMPLES = 3
 SHOWN_PARTS = 8
 """So many of the parts of rewards that there are are named; agents name them."""
 
+TOO_LONG = ("did not fit the context", "prompt is too long", "maximum context length")
+"""Words of refusals for want of context."""
+SHORTER_PROMPTS = (
+    "Raise max_context if the model can do more; else shorten system prompt, tools or history, or set "
+    "cut_long_prompts=True. If prompts grow from one rollout to the next, the agent keeps its history: begin each "
+    "rollout with an empty one."
+)
 KEEPS_ANSWERS = (
     "It probably keeps answers from one rollout to the next (functools.cache, a dictionary, a cache of its client). "
     "Turn that off: every rollout must ask the model itself, because its own answer is what is learned from."
@@ -64,6 +71,8 @@ def unheard(episodes: Sequence[Episode], refused_requests: Mapping[str, int]) ->
     refusals.update({text: n for text, n in refused_requests.items() if text.startswith(NO_SUCH_PATH)})
     if not refusals:
         return problem("never_called", words, _WAY_TO_THE_MODEL, refused_requests=dict(refused_requests))
+    if any(part in reason for part in TOO_LONG):
+        return problem("prompts_too_long", words, SHORTER_PROMPTS, refused=dict(refusals.most_common(EXAMPLES)))
     fix = (
         "The base URL is right: the calls arrive. Mend what the message names, in the settings of the program or of "
         "its client; docs/clients.md says which programs need one."

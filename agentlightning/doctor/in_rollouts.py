@@ -11,6 +11,8 @@ from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.rollout_verdicts import (
     EXAMPLES,
     KEEPS_ANSWERS,
+    SHORTER_PROMPTS,
+    TOO_LONG,
     first_line,
     most_fail,
     nothing_trained,
@@ -30,7 +32,6 @@ SELECTING = ("train_agents", "train_prompts")
 
 _NO_REWARD = ("emitted no reward", "posted no reward")
 _NO_NUMBER = "must be a finite number"
-_TOO_LONG = ("did not fit the context", "prompt is too long", "maximum context length")
 _OTHER_ENDPOINT_ERRORS = ("Its client talks to another address", "NotFoundError", "APIConnectionError", "ConnectError")
 
 
@@ -161,16 +162,14 @@ def _called_other_endpoint(episode: Episode) -> bool:
 
 def _truncated(evidence: Evidence) -> Iterator[Finding]:
     episodes = evidence.episodes
-    too_long = [e for e in episodes if _says(e, _TOO_LONG)]
+    too_long = [e for e in episodes if _says(e, TOO_LONG)]
     cut = [e for e in episodes if e.outcome is Outcome.TRUNCATED and e not in too_long]
     if too_long and len(too_long) >= MANY * len(episodes) / 2:
         yield (problem if len(too_long) >= MOST * len(episodes) else warning)(
             "prompts_too_long",
             f"In {share(len(too_long), len(episodes))} rollouts a prompt did not fit the model's context"
             f"{_context(evidence)}.",
-            "Raise max_context if the model can do more; else shorten system prompt, tools or history, or set "
-            "cut_long_prompts=True. If prompts grow from one rollout to the next, the agent keeps its history: begin "
-            "each rollout with an empty one.",
+            SHORTER_PROMPTS,
             affected=len(too_long),
             rollouts=ids(too_long),
         )

@@ -106,10 +106,25 @@ def _same_answers(evidence: Evidence) -> Iterator[Finding]:
 
 def _history_kept(evidence: Evidence) -> Iterator[Finding]:
     """First prompts that hold an answer of an earlier rollout, and become longer by it."""
+    for unit, (kept, lengths) in {"messages": _kept_texts(evidence), "tokens": _kept_tokens(evidence.episodes)}.items():
+        if len(kept) >= max(1.0, 0.2 * len(lengths)):
+            yield warning(
+                "history_kept",
+                f"{share(len(kept), len(lengths))} rollouts begin with answers of earlier rollouts in their prompt, "
+                f"which has grown from {min(lengths)} to {max(lengths)} {unit}.",
+                "Begin each rollout with an empty history: make the list of messages (or the memory, or the agent "
+                "object of a framework) inside the function, not once at the top of the file.",
+                rollouts=ids(kept),
+            )
+            return
+
+
+def _kept_texts(evidence: Evidence) -> tuple[list[Episode], list[int]]:
+    """The rollouts whose first prompt holds another one's answer as a message, and how many messages all begin with."""
     begins = [(e, talks[0]) for e in evidence.episodes if (talks := evidence.talks.get(e.rollout.rollout_id))]
     lengths = [len(talk.messages) for _, talk in begins]
     if len(begins) < 4 or max(lengths) < min(lengths) + 2:
-        return
+        return [], lengths
     answers: set[str] = set()
     kept: list[Episode] = []
     for episode, talk in begins:
@@ -117,15 +132,36 @@ def _history_kept(evidence: Evidence) -> Iterator[Finding]:
         if said & answers:
             kept.append(episode)
         answers |= {_content(t) for t in evidence.talks[episode.rollout.rollout_id]}
-    if len(kept) >= 0.2 * len(begins):
-        yield warning(
-            "history_kept",
-            f"{share(len(kept), len(begins))} rollouts begin with answers of earlier rollouts in their prompt, which "
-            f"has grown from {min(lengths)} to {max(lengths)} messages.",
-            "Begin each rollout with an empty history: make the list of messages (or the memory, or the agent object "
-            "of a framework) inside the function, not once at the top of the file.",
-            rollouts=ids(kept),
-        )
+    return kept, lengths
+
+
+_WINDOW = 8
+"""So many tokens of an answer tell whose it is."""
+
+
+def _kept_tokens(episodes: Sequence[Episode]) -> tuple[list[Episode], list[int]]:
+    """The same by tokens, of which an answer's first ones are looked for; also where no text was read.
+
+    What its own rollout had been given beforehand, such as an example of the prompt, is nobody's answer.
+    """
+    begins = [(e, _windows(e.calls[0].prompt_ids)) for e in episodes if e.calls]
+    lengths = [len(e.calls[0].prompt_ids) for e, _ in begins]
+    if len(begins) < 4 or max(lengths) < min(lengths) + _WINDOW:
+        return [], lengths
+    answers = [_windows(call.response_ids[:_WINDOW]) for e, _ in begins for call in e.calls]
+    owners = [own for e, own in begins for _ in e.calls]
+    new = [answer for answer, own in zip(answers, owners, strict=True) if not np.isin(answer, own).any()]
+    known = np.concatenate([np.zeros(0, dtype=np.uint64), *new])
+    return [e for e, own in begins if np.isin(own, known).any()], lengths
+
+
+def _windows(ids_S: np.ndarray) -> np.ndarray:
+    """A hash of each run of `_WINDOW` tokens."""
+    if len(ids_S) < _WINDOW:
+        return np.zeros(0, dtype=np.uint64)
+    runs = np.lib.stride_tricks.sliding_window_view(ids_S.astype(np.uint64), _WINDOW)
+    powers = np.uint64(6364136223846793005) ** np.arange(_WINDOW, dtype=np.uint64)
+    return (runs * powers).sum(axis=1, dtype=np.uint64)
 
 
 def repeating(episodes: Sequence[Episode]) -> tuple[list[Episode], list[Episode]]:

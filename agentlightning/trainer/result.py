@@ -20,6 +20,20 @@ _HAS = (
 )
 
 
+class MetricRows(list[Mapping[str, Any]]):
+    """The rows of a run's metrics, of which a column is asked for in words that Python's own list does not have."""
+
+    if not TYPE_CHECKING:
+
+        def __getitem__(self, which: Any) -> Any:
+            if isinstance(which, str):
+                raise TypeError(
+                    f"metrics is a list with a row per step. The last one's: result.metrics[-1][{which!r}]; of all: "
+                    f"[row.get({which!r}) for row in result.metrics]."
+                )
+            return super().__getitem__(which)
+
+
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """What a run left behind."""
@@ -32,6 +46,9 @@ class RunResult:
     """The user stopped it before its end."""
     metrics: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
     """A row per step, as in `metrics.jsonl`: `step`, `reward`, `val_reward`, …"""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "metrics", MetricRows(self.metrics))
 
     def __await__(self) -> Generator[None, None, RunResult]:
         """`await trainer.fit(…)` gives the result too: `fit` has come to its end by then."""

@@ -143,3 +143,24 @@ async def test_fit_says_once_what_it_need_not_refuse(name: str) -> None:
 async def test_fit_says_nothing_of_a_step_that_is_well() -> None:
     assert await first_step(WELL) == []
     assert await first_step(Recording(groups=groups(lambda g, m: Told(reward=float(g == m == 0))))) == []
+
+
+async def test_what_an_agent_keeps_is_seen_in_the_second_step() -> None:
+    """The rollouts of the first one began at the same time, with nothing to keep."""
+    listener, evidence = Listener(), await evidence_of(SICK["keeps its history, by its tokens"][2])
+    preflight = Preflight(Reporter(listener), CreditRule(), objections=objections)
+    group = len(evidence.groups[0])
+    for step in range(4):
+        preflight.check(evidence.episodes[step * group : (step + 1) * group])
+        assert [text for text in listener.warnings if "empty history" in text] == listener.warnings
+        assert len(listener.warnings) == (step > 0)
+
+
+async def test_prompts_that_became_too_long_may_hold_what_an_agent_keeps() -> None:
+    """All calls of a later step are refused."""
+    evidence = await evidence_of(WELL)
+    refused = await evidence_of(Recording(groups=told(calls=(), refused="prompt is too long: 6763 tokens > 1024")))
+    preflight = Preflight(Reporter(Listener()), CreditRule(), objections=objections)
+    preflight.check(evidence.episodes)
+    with pytest.raises(AgentError, match="keeps its history: begin each rollout with an empty one"):
+        preflight.check(refused.episodes)

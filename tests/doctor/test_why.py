@@ -94,6 +94,18 @@ def loops(g: int, m: int) -> Told:
     return replace(mixed(g, m), calls=(Said(ids=(g, 8, m, 5) * 6),))
 
 
+def by_tokens(g: int, m: int) -> Said:
+    """Its prompt has an answer of each earlier group, of which no text is known."""
+    before = [100 * n + k for n in range(g) for k in range(12)]
+    return Said(prompt=[1, 2, 3, *before], ids=[*range(100 * g, 100 * g + 12), 7000 + m])
+
+
+def copies(g: int, m: int) -> Said:
+    """Its answer begins as the example does that all prompts have, among more and more others."""
+    example = [*range(50, 62)]
+    return Said(prompt=[1, 2, 3, *example, *range(300, 300 + 20 * g)], ids=[*example, 7000 + 10 * g + m])
+
+
 def noisy(signal: float) -> list[dict[str, Any]]:
     """Rewards that do not rise, and a gradient that was measured in every fourth step."""
     measured = {"gradient_signal": signal, "gradient_noise": 1.0, "gradient_cosine": 0.02}
@@ -122,6 +134,11 @@ SICK: dict[str, tuple[str, str, Recording]] = {
         "history_kept",
         "empty history",
         Recording(groups=groups(lambda g, m: replace(mixed(g, m), calls=(Said(history=["The answer is 4."] * g),)))),
+    ),
+    "keeps its history, by its tokens": (
+        "history_kept",
+        "empty history",
+        Recording(groups=groups(lambda g, m: replace(mixed(g, m), calls=(by_tokens(g, m),)))),
     ),
     "two rewards": (
         "rewarded_twice",
@@ -445,6 +462,10 @@ HEALTHY: dict[str, tuple[Recording, str]] = {
             ),
             steps=steps(),
         ),
+        "It is learning",
+    ),
+    "answers as the examples in its prompts do": (
+        Recording(groups=groups(lambda g, m: replace(mixed(g, m), calls=(copies(g, m),))), steps=steps()),
         "It is learning",
     ),
     "uses tools, several calls": (

@@ -319,6 +319,14 @@ def test_numbers_in_quotes_are_named_where_nothing_was_learned() -> None:
 # ---- scripts and commands -------------------------------------------------------------------------------------------
 
 
+def test_a_column_of_the_metrics_is_asked_for_row_by_row() -> None:
+    result = agl.RunResult(Path("run"), None, False, [{"reward": 0.25}, {"reward": 0.5}])
+    with pytest.raises(TypeError, match=r"result\.metrics\[-1\]\['reward'\]"):
+        result.metrics["reward"]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    assert result.metrics[-1]["reward"] == 0.5
+    assert [row.get("reward") for row in result.metrics[:2]] == [0.25, 0.5]
+
+
 @pytest.mark.parametrize("name", ["reward", "history", "model", "best_reward"])
 def test_what_a_result_has(name: str) -> None:
     result = agl.RunResult(Path("run"), None, False)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN = 5
 """Steps between one look at whether the reward has risen and the next."""
+LOOKS = 2
+"""Steps whose rollouts are looked at as the doctor does."""
 FLAT_STEPS = 5
 """Steps in a row without any difference between siblings that are worth a word."""
 SOLVED_ROLLOUTS = 100
@@ -77,11 +79,12 @@ class Preflight:
             that earns the same ends the run.
         refused_requests: what the gateway counts of requests that belonged to no attempt.
         selected_by: the settings that choose which calls are trained.
-        objections: asked about the first step's rollouts, with `settings`.
+        objections: asked about the rollouts of the first steps, with `settings`.
         goes_on: what would be refused is said instead, and the run goes on.
         """
         self._objections, self._settings = objections, settings or {}
-        self._looked = learned
+        self._looks = 0 if learned else LOOKS
+        self._seen: list[Episode] = []
         self._goes_on = goes_on
         self._selected_by = selected_by or {}
         self._flat_steps = flat_steps
@@ -149,21 +152,28 @@ class Preflight:
             self._tell(str(found), key=found.code, verdict=True)
 
     def _object(self, usable: Sequence[Episode]) -> None:
-        """Say what speaks against the first rollouts there are; refuse to learn where it makes no sense."""
-        if self._looked:
+        """Say what speaks against the first rollouts there are; refuse to learn where it makes no sense.
+
+        Those of the second step are looked at together with the first one's: what an agent keeps from one rollout to
+        the next is not seen in rollouts that began at the same time.
+        """
+        if not self._looks:
             return
-        self._looked = True
-        found = list(self._objections(usable, self._settings))
+        self._looks -= 1
+        self._seen += usable
+        found = list(self._objections(self._seen, self._settings))
+        if not self._looks:
+            self._seen = []
         for objection in found:
             if objection.refuses:
-                self._refuse(str(objection.finding))
+                self._refuse(str(objection.finding), objection.finding.code)
             self._tell(str(objection.finding), key=objection.finding.code)
 
-    def _refuse(self, text: str) -> None:
+    def _refuse(self, text: str, key: str | None = None) -> None:
         """Raises AgentError; says it once where the user wants to go on all the same."""
         if not self._goes_on:
             raise AgentError(text)
-        self._tell(f"{text} (preflight='warn': the run goes on.)")
+        self._tell(f"{text} (preflight='warn': the run goes on.)", key=key)
 
     def _check_variance(self, usable: Sequence[Episode]) -> None:
         rewards = sorted({e.reward for e in usable if e.reward is not None})
