@@ -102,7 +102,7 @@ def _explain(error: Any, typed: Sequence[str] = ()) -> None:
     elif (wrong := _refused_value(error)) is not None:
         error.message = wrong
     elif extra := re.search(r"unexpected extra arguments? ?(?:\(s\))? ?\((.*)\)$", error.message):
-        error.message += f". {_of_extra(extra[1].split(), options) or _of_place(of, arguments)}"
+        error.message += f". {_of_extra(extra[1].split(), options) or _of_place(of, arguments, extra[1])}"
     elif command := re.match(r"No such command '(.+?)'\.", error.message):
         if of.parent is None and command[1] in _OTHER_COMMANDS:
             error.message = f"{command[0]} {_OTHER_COMMANDS[command[1]]}"
@@ -174,11 +174,17 @@ def _of_extra(words: list[str], options: list[str]) -> str | None:
     return None
 
 
-def _of_place(of: Any, arguments: list[str]) -> str:
+_OF_OTHER_COMMANDS = {"models": "What one model takes here:  agl plan --model {}"}
+"""Commands that take nothing without an option, and who answers for what was typed."""
+
+
+def _of_place(of: Any, arguments: list[str], typed: str) -> str:
     """What a command takes without an option."""
     command = of.info_name if of.parent is None or of.parent.parent is None else f"{of.parent.info_name} {of.info_name}"
     if not arguments:
-        return f"agl {command} takes options alone."
+        return " ".join(
+            [f"agl {command} takes options alone.", _OF_OTHER_COMMANDS.get(command, "").format(typed)]
+        ).rstrip()
     return f"agl {command} takes {' '.join(arguments).upper()}; what holds blanks stands in quotes."
 
 

@@ -1,4 +1,4 @@
-"""The cheap part of the doctor inside of `fit`: what the first step's rollouts say, before they are learned from.
+"""The cheap part of the doctor inside of `fit`: what the first steps' rollouts say, before they are learned from.
 
 It looks at records that the step has read anyway. What it is not: the checks of every step, which are the algorithm's.
 """

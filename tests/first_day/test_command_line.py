@@ -78,6 +78,7 @@ def answer(command: str) -> str:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
+        ("models calc", "agl plan --model calc"),
         ("train --data tasks.jsonl --tasks tasks.jsonl", "give one of them"),
         ("train --data tasks.jsonl --algorithm ppo", "which SFT learns, or preferences"),
         ("train --data tasks.jsonl --val-tasks tasks.jsonl", "Say which agent to train"),
