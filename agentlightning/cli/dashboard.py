@@ -6,6 +6,8 @@ import webbrowser
 from contextlib import nullcontext
 from pathlib import Path
 
+from aiohttp import ClientError, ClientTimeout
+
 from agentlightning.cli.commands.look import DashboardOptions
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.cli.store import Location, as_address
@@ -13,22 +15,43 @@ from agentlightning.console import Console
 from agentlightning.dashboard import dashboard_url, served_with_dashboard
 from agentlightning.errors import ConfigError
 from agentlightning.net.local_keys import kept_key, made_key
+from agentlightning.net.outgoing import http_session, reason_of
 from agentlightning.store.http.server import PAGES
 from agentlightning.trainer.folder import STORE_FILE
 from agentlightning.trainer.live import RUN_FILE, Live, announced, find_live, served_file
 from agentlightning.trainer.sync import run_sync
 
 console = Console(highlight=False, soft_wrap=True)
+_SECONDS = 10.0
+"""How long a server may take to answer."""
 
 
 def show_dashboard(options: DashboardOptions) -> None:
     """Serve the dashboard until Ctrl-C; of a run that goes on, and of a store that is served, say where it is."""
     where = options.where
     if where is not None and where.startswith(("http://", "https://")):
-        _tell(dashboard_url(where.rstrip("/").removesuffix(PAGES)), options.browser)
+        url = dashboard_url(where.rstrip("/").removesuffix(PAGES))
+        run_sync(_check(url))
+        _tell(url, options.browser)
         return
     location = Location(None, where) if where and "://" in where else Location(_store_file(where), None)
     run_sync(_show(location, options))
+
+
+async def _check(url: str) -> None:
+    """Raises ConfigError where no dashboard is."""
+    try:
+        async with http_session(timeout=ClientTimeout(total=_SECONDS)) as session, session.get(url) as answer:
+            status = answer.status
+    except (ClientError, TimeoutError, ValueError) as error:
+        why = reason_of(error)
+    else:
+        if status in (200, 401, 403):
+            return
+        why = f"the server there answers {status}, so it is no store"
+    raise ConfigError(
+        f"There is no dashboard at {url}: {why}. Give the URL that a run, agl store or agl dashboard prints."
+    )
 
 
 def _store_file(where: str | None) -> Path:

@@ -78,6 +78,7 @@ def answer(command: str) -> str:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
+        ("dashboard http://127.0.0.1:9", "nothing listens at 127.0.0.1:9"),
         ("models calc", "agl plan --model calc"),
         ("train --data tasks.jsonl --tasks tasks.jsonl", "give one of them"),
         ("train --data tasks.jsonl --algorithm ppo", "which SFT learns, or preferences"),
