@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 from scripts.clients import AGENTS, ENVIRONMENTS
@@ -25,6 +26,23 @@ def test_every_environment_of_the_frameworks_has_its_turn() -> None:
 def test_every_part_of_the_slow_suite_has_its_turn() -> None:
     parts = [arguments.rpartition(" ")[2] for _, target, arguments in TURNS if target == "test-slow"]
     assert sorted(parts) == [f"{i + 1}/{len(parts)}" for i in range(len(parts))]
+
+
+def test_every_benchmark_has_its_turn() -> None:
+    parts = re.findall(r'^    "bench [^|]+\|bench\|\|PART=(\d/\d)"', (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    run = [
+        line
+        for part in parts
+        for line in subprocess.run(
+            ["make", "--dry-run", "bench", f"PART={part}"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+        if "awk" in line
+    ]
+    shown = [re.sub(r"; do .*", "; do echo $script; done", line.strip()) for line in run]
+    found = [
+        name for line in shown for name in subprocess.check_output(["sh", "-c", line], cwd=ROOT, text=True).split()
+    ]
+    assert sorted(found) == sorted(str(file.relative_to(ROOT)) for file in (ROOT / "benchmarks").glob("[a-z]*.py"))
 
 
 def test_every_example_that_is_trained_for_long_has_its_turn() -> None:
