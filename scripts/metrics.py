@@ -1,4 +1,4 @@
-"""The list of metrics in docs/algorithms.md, from the table in `agentlightning.metrics.catalogue`.
+"""The list of metrics in docs/algorithms.md, from the tables of `agentlightning.algorithm.catalogue`.
 
 python scripts/metrics.py            prints it
 python scripts/metrics.py --write    puts it into the page
@@ -10,7 +10,8 @@ import re
 import sys
 from pathlib import Path
 
-from agentlightning.metrics.catalogue import GROUPS, METRICS
+from agentlightning.algorithm.catalogue import CATALOGUE
+from agentlightning.metrics.catalogue import GROUPS
 
 PAGE = Path(__file__).parent.parent / "docs" / "algorithms.md"
 LIST = re.compile(r"^#### Reward and validation\n.*?(?=^#### Notes$)", re.MULTILINE | re.DOTALL)
@@ -20,7 +21,7 @@ def listed() -> str:
     """A table per group, as the page holds them."""
     parts: list[str] = []
     for group in GROUPS:
-        rows = [m for m in METRICS if m.group == group]
+        rows = [m for m in CATALOGUE.metrics if m.group == group]
         parts.append(f"#### {group}\n\n| metric | called | unit | is |\n|---|---|---|---|\n")
         parts += [f"| `{m.name}` | {m.title} | {m.unit} | {_escaped(m.sentence)} |\n" for m in rows]
         parts.append("\n")

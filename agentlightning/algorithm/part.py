@@ -23,6 +23,7 @@ from agentlightning.learner.base import Learner, LossConfig, PackedBatch, PassRe
 from agentlightning.learner.packing import CreditedCall, pack, split_by_budget
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Reporter
+from agentlightning.metrics.catalogue import Metric
 from agentlightning.types import Dataset
 from agentlightning.types.arrays import Float32Array, np
 from agentlightning.types.finding import Finding
@@ -290,6 +291,8 @@ class Part:
 
     name: ClassVar[str] = "part"
     """The key of its state in checkpoints: the class's name in small letters, unless the class says another."""
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+    """What it reports of a step, by the names in `metrics.jsonl`, with what pages and tables say of it."""
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)

@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from agentlightning.algorithm.catalogue import CATALOGUE
 from agentlightning.cli.commands.look import WhyOptions
 from agentlightning.cli.opened import OpenedRun, opened_run
 from agentlightning.console import one_line, safe, terminal
@@ -131,7 +132,7 @@ def _numbers(measured: Any) -> Table:
     table.add_column()
     for name, value in measured.items():
         if value is not None and value != {}:
-            metric = find_measured(name)
+            metric = find_measured(name) or CATALOGUE.find(name)
             title = metric.title if metric else name.replace("_", " ").capitalize()
             table.add_row(title, _value(value, name, metric.unit if metric else ""))
     return table

@@ -9,11 +9,11 @@ from typing import Any
 
 from starlette.requests import Request
 
+from agentlightning.algorithm.catalogue import CATALOGUE
 from agentlightning.dashboard.curves import Curve, curve_of, steps_of
 from agentlightning.dashboard.neighbours import neighbours
 from agentlightning.dashboard.plain import shown
 from agentlightning.errors import NotFoundError, StoreError
-from agentlightning.metrics.catalogue import described
 from agentlightning.metrics.standing import standing_of
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import Run, RunEventKind
@@ -99,7 +99,7 @@ async def steps(store: SqlLightningStore, request: Request) -> Any:
     rows = await steps_of(store, run_id, first)
     if not rows and await store.get_run_by_id(run_id) is None:
         rows = [row for row in (await _in_folder(request)).get(run_id, {}).get("rows", ()) if row["step"] >= first]
-    return {"steps": rows, "metrics": described(rows)}
+    return {"steps": rows, "metrics": CATALOGUE.described(rows)}
 
 
 async def diagnosis(store: SqlLightningStore, request: Request) -> Any:

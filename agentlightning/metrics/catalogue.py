@@ -1,7 +1,8 @@
 """The metrics that runs report: what each is called, where it belongs, its unit, what it means, and how it is drawn.
 
 Pages, tables and the documentation take their titles, units and sentences from here, so a metric has one name
-everywhere. No title occurs twice. A `…` in a name stands for any text: a part of a reward, a provider, an opponent.
+everywhere; what a feature reports stands in its own file (`algorithm.catalogue` has all). No title occurs twice. A `…`
+in a name stands for any text: a part of a reward, a provider, an opponent.
 """
 
 from __future__ import annotations
@@ -39,23 +40,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("val_best@…_high", "Best of … validation rollouts, high end", REWARD, "", "The high end of its 95 % interval.", "hidden"),
     Metric("best_val", "Best validation of a prompt", REWARD, "", "The highest mean validation reward of any candidate of this round."),
     Metric("reward/…", "Reward part: …", REWARD, "", "The mean of a named part of the rewards."),
-    Metric("constraint/…", "Multiplier of …", STABLE, "", "The Lagrange multiplier of the constraint on this part of the reward, by which the step was learned; 0: the bound is kept."),
     Metric("source/…/reward", "Reward on …", REWARD, "", "The mean reward of the tasks of one data set of a mixture."),
-    Metric("opponent/…/win_rate", "Wins against …", REWARD, "share", "How often the step's rollouts won against this member of the league; a draw counts one half."),
-    Metric("branches/states", "States valued", REWARD, "states", "States in the middle of the step's rollouts of which continuations say what they are worth."),
-    Metric("branches/forks", "Continuations", REWARD, "rollouts", "Rollouts that went on from such states."),
-    Metric("branches/lost", "Continuations lost", REWARD, "rollouts", "Those that failed, or asked something else than the rollout that they went on from."),
-    Metric("branches/tokens", "Tokens of continuations", TOKENS, "tokens", "The tokens that continuations sampled."),
-    Metric("explore/states", "Successes gone on from", REWARD, "states", "With `explore`: states before the end of rare good rollouts that others went on from."),
-    Metric("explore/forks", "Rollouts from successes", REWARD, "rollouts", "Rollouts that went on from such states."),
-    Metric("explore/lost", "Rollouts from successes lost", REWARD, "rollouts", "Those that failed, or asked something else than the rollout that they went on from."),
-    Metric("explore/tokens", "Tokens from successes", TOKENS, "tokens", "The tokens that they sampled."),
-    Metric("explore/reward", "Reward from successes", REWARD, "reward", "What rollouts that went on from such states earned on average."),
-    Metric("judge/agreement", "Agreement of the judge with itself", REWARD, "", "How far a judge's two answers agree, from -1 to 1: the mean rank correlation over the step's groups."),
-    Metric("judge/masked", "Groups left out for the judge", REWARD, "groups", "Groups that train nothing because the judge failed or disagreed with itself."),
-    Metric("judge/errors", "Groups without an answer of the judge", REWARD, "groups", "Groups of which the judge gave no answer that can be read."),
-    Metric("judge/tokens", "Tokens of the judge", REWARD, "tokens", "Tokens of the judge's questions and answers in the step."),
-    Metric("judge/cost", "Cost of the judge", REWARD, "price", "What the judge's answers cost in the step, where it has a price."),
     Metric("reward_std", "Spread of rewards", REWARD, "", "The standard deviation of the step's rewards."),
     Metric("reward_min", "Lowest reward", REWARD, "", "The lowest reward of the step."),
     Metric("reward_max", "Highest reward", REWARD, "", "The highest reward of the step."),
@@ -68,16 +53,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("clip_fraction", "Clipped tokens", STABLE, "share", "The share of tokens whose ratio was clipped."),
     Metric("kl_old", "KL to the sampling weights", STABLE, "nats", "How far the policy moved from the weights that sampled the tokens, per token."),
     Metric("kl_step", "KL of one update", STABLE, "nats", "How far the step's largest update moved the policy, per token."),
-    Metric("kl_reference", "KL to the starting model", STABLE, "nats", "How far the policy is from the model it started from, per token."),
-    Metric("kl_teacher", "KL to the teacher", STABLE, "nats", "With a teacher: the mean of log π − log π_teacher over sampled tokens."),
     Metric("ratio_min", "Lowest ratio", STABLE, "", "The lowest ratio π / π_old of a sampled token, before each update."),
     Metric("ratio_max", "Highest ratio", STABLE, "", "The highest ratio π / π_old of a sampled token, before each update."),
     Metric("staleness", "Age of the oldest token", STABLE, "updates", "How many updates the oldest sampled token is behind the weights."),
     Metric("effective_sample_size", "Effective samples", STABLE, "share", "The share of tokens that as many equal importance weights would be: (Σw)² / (n Σw²)."),
-    Metric("correction_mean", "Mean importance weight", STABLE, "", "The mean importance weight of tokens that older weights sampled."),
-    Metric("corrected_to_zero", "Tokens weighed with 0", STABLE, "share", "The share of tokens whose importance weight is 0."),
-    Metric("critic_loss", "Loss of the critic", STABLE, "", "The critic's squared error before it learned from the step."),
-    Metric("explained_variance", "Variance explained by the critic", STABLE, "share", "The share of the returns' variance that the critic foresaw."),
     Metric("tokens", "Sampled tokens", TOKENS, "tokens", "The tokens that the step's rollouts sampled, or that its examples hold."),
     Metric("trained_tokens", "Trained tokens", TOKENS, "tokens", "The tokens in the loss."),
     Metric("tree_tokens", "Computed tokens", TOKENS, "tokens", "The tokens that were computed for the loss; those that calls share count once."),
@@ -85,9 +64,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("response_tokens_max", "Longest response", TOKENS, "tokens", "The length of the longest trained response."),
     Metric("truncated", "Rollouts ended by a limit", TOKENS, "share", "The share of rollouts that a limit of the run ended: they ran out of calls, tokens or context."),
     Metric("cut_off", "Responses cut off", TOKENS, "share", "The share of trained responses that ended at a limit of tokens, most often the `max_tokens` of their request."),
-    Metric("overlong", "Rollouts punished for length", TOKENS, "rollouts", "With `overlong_tokens`: how many rollouts earn less for their length."),
     Metric("dropped", "Dropped rollouts", TOKENS, "rollouts", "With `dynamic_sampling`: rollouts of groups without a difference, from which nothing is learned."),
-    Metric("replayed", "Replayed rollouts", TOKENS, "rollouts", "With `replay`: rollouts of earlier steps that were learned again."),
     Metric("prefill_tokens", "Prompt tokens computed", TOKENS, "tokens", "The prompt tokens that the engine computed, since the run began.", "counter"),
     Metric("cached_tokens", "Prompt tokens from the cache", TOKENS, "tokens", "The prompt tokens that the engine had already, since the run began.", "counter"),
     Metric("rollouts", "Rollouts", TOKENS, "rollouts", "How many rollouts the step had; an optimiser of prompts counts those since it began."),
@@ -112,21 +89,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("sampling_from", "When sampling began", TIME, "s", "When the step's sampling began, in seconds since the epoch.", "hidden"),
     Metric("learning_from", "When learning began", TIME, "s", "When the step's learning began, in seconds since the epoch.", "hidden"),
     Metric("seconds_left", "Time left", TIME, "s", "How long the remaining steps will take at this pace.", "hidden"),
-    Metric("logprob_gap_max", "Largest gap of log-probs", ENGINE, "nats", "The largest difference between engine and learner on tokens that the learner's own weights sampled."),
-    Metric("kl_engine", "KL between engine and learner", ENGINE, "nats", "The mean KL(engine ‖ learner) on the same tokens, per token."),
-    Metric("sync_gap", "Gap after publishing", ENGINE, "nats", "The largest difference between engine and learner on tokens sampled right after the weights were published."),
-    Metric("packing_gap_logprobs", "Gap of packing: log-probs", ENGINE, "", "The largest relative difference of log-probs between a packed group and its separate rows."),
-    Metric("packing_gap_gradients", "Gap of packing: gradients", ENGINE, "", "The largest relative difference of gradients between a packed group and its separate rows."),
-    Metric("rerouted", "Experts that would differ", ENGINE, "share", "With `routing_replay`: the share of replayed choices for which the weights would choose other experts by now."),
     Metric("learning_rate", "Learning rate", INTERNALS, "", "The step's learning rate, after its schedule."),
     Metric("updates", "Updates", INTERNALS, "updates", "The optimiser steps of this step."),
     Metric("halvings", "Halved updates", INTERNALS, "", "How often the step's updates were halved for `max_kl`."),
     Metric("version", "Weight version", INTERNALS, "", "The version of the weights after the step.", "figure"),
-    Metric("kl_coef", "Weight of the KL", INTERNALS, "", "With `kl_target`: the weight of the KL to the starting model."),
-    Metric("gradient_cosine", "Cosine of half gradients", INTERNALS, "", "The cosine of the gradients of two halves of the step's groups."),
-    Metric("gradient_signal", "Signal of the gradient", INTERNALS, "", "The estimate of |G|², from two halves of the step's groups."),
-    Metric("gradient_noise", "Noise of the gradient", INTERNALS, "", "The estimate of tr Σ/B in the step's gradient. Average signal and noise over steps before you divide them."),
-    Metric("gradient_noise_scale", "Groups from which on more teach little", INTERNALS, "groups", "tr Σ / |G|² in groups (arXiv 1812.06162, appendix A.1); left out where no signal was seen."),
     Metric("candidates", "Candidates", INTERNALS, "prompts", "How many prompts were tried so far.", "figure"),
     Metric("rejected_edits", "Rejected edits", INTERNALS, "edits", "How many edits of prompts were turned down so far.", "figure"),
     Metric("val_tasks", "Validated tasks", INTERNALS, "tasks", "On how many validation tasks the best prompt was tried so far.", "figure"),
@@ -135,7 +101,6 @@ METRICS: tuple[Metric, ...] = (
     Metric("note", "Note", INTERNALS, "", "What is odd about this step.", "hidden"),
     Metric("tasks", "Tasks", INTERNALS, "", "Which tasks the step took, as indices into the data set.", "hidden"),
     Metric("groups", "Groups", INTERNALS, "", "The names of the groups that were learned, as `agl show --group` takes them.", "hidden"),
-    Metric("replayed_groups", "Replayed groups", INTERNALS, "", "The names of the groups that were learned again.", "hidden"),
 )  # fmt: skip
 
 _MEASURED_ALONE = (
@@ -167,54 +132,60 @@ COUNTED = (
 )  # fmt: skip
 """What the doctor counts besides; pages do not show it."""
 
-_BY_NAME = {metric.name: place for place, metric in enumerate(METRICS)}
-_PATTERNS = [
-    (re.compile(re.escape(metric.name).replace("…", "(.+)")), place)
-    for place, metric in sorted(enumerate(METRICS), key=lambda one: -len(one[1].name))
-    if "…" in metric.name
-]
 MEASURED = (
-    *(METRICS[_BY_NAME[name]] for name in ("flat_groups", "truncated", "effective_sample_size")),
+    *(metric for metric in METRICS if metric.name in ("flat_groups", "truncated", "effective_sample_size")),
     *_MEASURED_ALONE,
 )
 """What the doctor measures over the rollouts it read; the same names as in its record."""
 
 
-def find_metric(name: str) -> Metric | None:
-    """The metric of this name as a run reports it, with its title filled in; None for one that is not in the table.
-
-    Where several policies learn, `solver/loss` is the loss of the policy `solver`.
-    """
-    return None if (found := _find(name)) is None else found[1]
-
-
 def find_measured(name: str) -> Metric | None:
-    """What the doctor measures by this name; None for a number that is in no table."""
-    return next((m for m in (*MEASURED, *COUNTED) if m.name == name), None) or find_metric(name)
+    """What the doctor measures by this name; None for another one."""
+    return next((metric for metric in (*MEASURED, *COUNTED) if metric.name == name), None)
 
 
-def described(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """What there is to say of each number in these rows, in the order of the table; of a user's own only its name."""
-    found: list[tuple[int, str, Metric]] = []
-    for name in {name for row in rows for name, value in row.items() if _is_number(value)}:
-        own = Metric(name, name.replace("_", " ").capitalize(), INTERNALS, "", "A metric of your own.")
-        place, metric = _find(name) or (len(METRICS), own)
-        found.append((place, name, metric))
-    return {name: metric._asdict() for _, name, metric in sorted(found)}
+class Catalogue:
+    """A table of metrics, as runs name them."""
 
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self.metrics = tuple(metrics)
+        self._places = {metric.name: place for place, metric in enumerate(self.metrics)}
+        self._patterns = [
+            (re.compile(re.escape(metric.name).replace("…", "(.+)")), place)
+            for place, metric in sorted(enumerate(self.metrics), key=lambda one: -len(one[1].name))
+            if "…" in metric.name
+        ]
 
-def _find(name: str) -> tuple[int, Metric] | None:
-    """The place of a metric in the table, and the metric."""
-    if (place := _BY_NAME.get(name)) is not None:
-        return place, METRICS[place]
-    for pattern, place in _PATTERNS:
-        if (found := pattern.fullmatch(name)) is not None:
-            title = METRICS[place].title.replace("…", found[1])
-            return place, METRICS[place]._replace(name=name, title=title)
-    policy, _, rest = name.partition("/")
-    if (place := _BY_NAME.get(rest)) is None:
-        return None
-    return place, METRICS[place]._replace(name=name, title=f"{METRICS[place].title} of {policy}")
+    def find(self, name: str) -> Metric | None:
+        """The metric of this name as a run reports it, with its title filled in; None for one that is not in the table.
+
+        Where several policies learn, `solver/loss` is the loss of the policy `solver`.
+        """
+        return None if (found := self._find(name)) is None else found[1]
+
+    def described(self, rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+        """What there is to say of each number in these rows, in the order of the table; of a user's own only its
+        name."""
+        found: list[tuple[int, str, Metric]] = []
+        for name in {name for row in rows for name, value in row.items() if _is_number(value)}:
+            own = Metric(name, name.replace("_", " ").capitalize(), INTERNALS, "", "A metric of your own.")
+            place, metric = self._find(name) or (len(self.metrics), own)
+            found.append((place, name, metric))
+        return {name: metric._asdict() for _, name, metric in sorted(found)}
+
+    def _find(self, name: str) -> tuple[int, Metric] | None:
+        """The place of a metric in the table, and the metric."""
+        if (place := self._places.get(name)) is not None:
+            return place, self.metrics[place]
+        for pattern, place in self._patterns:
+            if (found := pattern.fullmatch(name)) is not None:
+                title = self.metrics[place].title.replace("…", found[1])
+                return place, self.metrics[place]._replace(name=name, title=title)
+        policy, _, rest = name.partition("/")
+        if (place := self._places.get(rest)) is None:
+            return None
+        metric = self.metrics[place]
+        return place, metric._replace(name=name, title=f"{metric.title} of {policy}")
 
 
 def _is_number(value: Any) -> bool:

@@ -47,6 +47,7 @@ from agentlightning.arguments import Needs, SettingsGroup
 from agentlightning.errors import ConfigError
 from agentlightning.learner.packing import CreditedCall
 from agentlightning.litagent import LitAgent
+from agentlightning.metrics.catalogue import REWARD, TOKENS, Metric
 from agentlightning.types.arrays import np
 from agentlightning.types.recording import FORK_OF, STATES
 
@@ -61,6 +62,27 @@ class Branches(SettingsGroup, Part):
     """How states are valued: `GRPO(…, credit="branches", branches=agl.Branches(continuations=8))`."""
 
     name = "branches"
+
+    metrics = (
+        Metric(
+            "branches/states",
+            "States valued",
+            REWARD,
+            "states",
+            "States in the middle of the step's rollouts of which continuations say what they are worth.",
+        ),
+        Metric("branches/forks", "Continuations", REWARD, "rollouts", "Rollouts that went on from such states."),
+        Metric(
+            "branches/lost",
+            "Continuations lost",
+            REWARD,
+            "rollouts",
+            "Those that failed, or asked something else than the rollout that they went on from.",
+        ),
+        Metric(
+            "branches/tokens", "Tokens of continuations", TOKENS, "tokens", "The tokens that continuations sampled."
+        ),
+    )
 
     continuations: Annotated[PositiveInt, _BRANCHES] = 4
     """Rollouts that go on from each state that is valued. The mean of one or two is too uncertain to help much."""

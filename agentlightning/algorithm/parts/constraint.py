@@ -32,6 +32,7 @@ from agentlightning.algorithm.rollout_verdicts import absent_part
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import explained_class
 from agentlightning.errors import ConfigError
+from agentlightning.metrics.catalogue import STABLE, Metric
 from agentlightning.types.finding import Finding, problem
 
 LOOKED_AT = 8
@@ -122,6 +123,17 @@ def verdict(constraint: Constraint, means: Sequence[float], multiplier: float | 
 @dataclass(frozen=True, kw_only=True)
 class Constraints(Part):
     """Present where parts of the reward have bounds."""
+
+    metrics = (
+        Metric(
+            "constraint/…",
+            "Multiplier of …",
+            STABLE,
+            "",
+            "The Lagrange multiplier of the constraint on this part of the reward, by which the step was learned;"
+            " 0: the bound is kept.",
+        ),
+    )
 
     name: ClassVar[str] = "constraint"
     of_parts: Sequence[Constraint]

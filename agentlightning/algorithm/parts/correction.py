@@ -17,6 +17,7 @@ from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import Needs, SettingsGroup
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import PackedBatch
+from agentlightning.metrics.catalogue import STABLE, Metric
 from agentlightning.types.arrays import Float32Array, np
 
 CorrectionKind = Literal["auto", "none", "token", "sequence", "mask", "sequence_mask"]
@@ -27,6 +28,23 @@ _MASKED = Needs(lambda s: (s.correction_kind or "").endswith("mask"), "correctio
 @dataclass(frozen=True, kw_only=True)
 class Correction(SettingsGroup, Part):
     """Importance weights for tokens of other weights; and how old the oldest sampled token is."""
+
+    metrics = (
+        Metric(
+            "correction_mean",
+            "Mean importance weight",
+            STABLE,
+            "",
+            "The mean importance weight of tokens that older weights sampled.",
+        ),
+        Metric(
+            "corrected_to_zero",
+            "Tokens weighed with 0",
+            STABLE,
+            "share",
+            "The share of tokens whose importance weight is 0.",
+        ),
+    )
 
     kind: CorrectionKind = "auto"
     """Importance weights for tokens of other weights: token, sequence, mask, sequence_mask, none; "auto" is token where

@@ -15,6 +15,7 @@ from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import Needs, SettingsGroup, one_of
 from agentlightning.learner.base import Learner
+from agentlightning.metrics.catalogue import STABLE, Metric
 from agentlightning.types.arrays import np
 
 _CRITIC = Needs(lambda s: s.credit_mode.critic, f"credit={one_of(CREDIT_MODES, lambda m: m.critic)} (PPO)")
@@ -25,6 +26,23 @@ class Critic(SettingsGroup, Part):
     """Present where the way of credit compares with a critic: `PPO(…, critic=agl.Critic(lam=0.9))`."""
 
     name = "critic"
+
+    metrics = (
+        Metric(
+            "critic_loss",
+            "Loss of the critic",
+            STABLE,
+            "",
+            "The critic's squared error before it learned from the step.",
+        ),
+        Metric(
+            "explained_variance",
+            "Variance explained by the critic",
+            STABLE,
+            "share",
+            "The share of the returns' variance that the critic foresaw.",
+        ),
+    )
 
     lam: Annotated[float, Ge(0), Le(1), _CRITIC] = 1.0
     """λ of generalised advantage estimation."""

@@ -38,6 +38,7 @@ from agentlightning.algorithm.settings import Share, TrainingSettings
 from agentlightning.arguments import Needs, SettingsGroup
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import LitAgent
+from agentlightning.metrics.catalogue import REWARD, TOKENS, Metric
 from agentlightning.types.recording import EXPLORED, FORK_OF
 
 if TYPE_CHECKING:
@@ -51,6 +52,34 @@ class Explore(SettingsGroup, Part):
     """Whether rare successes are gone on from: `GRPO(…, explore=agl.Explore(how="fork_successes", below=0.5))`."""
 
     name = "explore"
+
+    metrics = (
+        Metric(
+            "explore/states",
+            "Successes gone on from",
+            REWARD,
+            "states",
+            "With `explore`: states before the end of rare good rollouts that others went on from.",
+        ),
+        Metric(
+            "explore/forks", "Rollouts from successes", REWARD, "rollouts", "Rollouts that went on from such states."
+        ),
+        Metric(
+            "explore/lost",
+            "Rollouts from successes lost",
+            REWARD,
+            "rollouts",
+            "Those that failed, or asked something else than the rollout that they went on from.",
+        ),
+        Metric("explore/tokens", "Tokens from successes", TOKENS, "tokens", "The tokens that they sampled."),
+        Metric(
+            "explore/reward",
+            "Reward from successes",
+            REWARD,
+            "reward",
+            "What rollouts that went on from such states earned on average.",
+        ),
+    )
 
     how: Literal["none", "fork_successes"] = "none"
     """`fork_successes`: further rollouts go on from the states shortly before the end of a task's few good rollouts."""

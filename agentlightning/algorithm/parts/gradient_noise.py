@@ -14,6 +14,7 @@ from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.learner.base import MeasuresNoise
 from agentlightning.learner.packing import CreditedCall
+from agentlightning.metrics.catalogue import INTERNALS, Metric
 from agentlightning.types.arrays import np
 
 MEASURES = ("gradient_cosine", "gradient_signal", "gradient_noise")
@@ -22,6 +23,38 @@ MEASURES = ("gradient_cosine", "gradient_signal", "gradient_noise")
 @dataclass(frozen=True, kw_only=True)
 class GradientNoise(Part):
     """Measures every so many steps."""
+
+    metrics = (
+        Metric(
+            "gradient_cosine",
+            "Cosine of half gradients",
+            INTERNALS,
+            "",
+            "The cosine of the gradients of two halves of the step's groups.",
+        ),
+        Metric(
+            "gradient_signal",
+            "Signal of the gradient",
+            INTERNALS,
+            "",
+            "The estimate of |G|², from two halves of the step's groups.",
+        ),
+        Metric(
+            "gradient_noise",
+            "Noise of the gradient",
+            INTERNALS,
+            "",
+            "The estimate of tr Σ/B in the step's gradient. Average signal and noise over steps before you divide "
+            "them.",
+        ),
+        Metric(
+            "gradient_noise_scale",
+            "Groups from which on more teach little",
+            INTERNALS,
+            "groups",
+            "tr Σ / |G|² in groups (arXiv 1812.06162, appendix A.1); left out where no signal was seen.",
+        ),
+    )
 
     every: int = 5
 

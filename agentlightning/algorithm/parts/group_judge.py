@@ -42,6 +42,7 @@ from agentlightning.algorithm.sampling.rollouts import mask_as_judge_error, unle
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import ConfigError, JudgeError
 from agentlightning.gateway.routing.spending import TokenPrice, Usage
+from agentlightning.metrics.catalogue import REWARD, Metric
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Outcome, Span
 from agentlightning.types.names import ANNOTATION, JUDGED, MESSAGE_BODY, REWARDED_LATER
@@ -82,6 +83,44 @@ def _said(message: Mapping[str, Any]) -> str:
 @dataclass(frozen=True, kw_only=True)
 class GroupJudge(ByName, Part):
     """A model scores the rollouts of a task together: `GRPO(…, group_judge=agl.GroupJudge(base_url=…, model=…))`."""
+
+    metrics = (
+        Metric(
+            "judge/agreement",
+            "Agreement of the judge with itself",
+            REWARD,
+            "",
+            "How far a judge's two answers agree, from -1 to 1: the mean rank correlation over the step's groups.",
+        ),
+        Metric(
+            "judge/masked",
+            "Groups left out for the judge",
+            REWARD,
+            "groups",
+            "Groups that train nothing because the judge failed or disagreed with itself.",
+        ),
+        Metric(
+            "judge/errors",
+            "Groups without an answer of the judge",
+            REWARD,
+            "groups",
+            "Groups of which the judge gave no answer that can be read.",
+        ),
+        Metric(
+            "judge/tokens",
+            "Tokens of the judge",
+            REWARD,
+            "tokens",
+            "Tokens of the judge's questions and answers in the step.",
+        ),
+        Metric(
+            "judge/cost",
+            "Cost of the judge",
+            REWARD,
+            "price",
+            "What the judge's answers cost in the step, where it has a price.",
+        ),
+    )
 
     model: str
     """The judge's name at its endpoint; without a `base_url`, what `frozen` calls the base of the run's policies."""

@@ -25,6 +25,7 @@ from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import explained_class
 from agentlightning.backend import Backend, TakesUp
 from agentlightning.errors import ConfigError
+from agentlightning.metrics.catalogue import REWARD, Metric
 from agentlightning.types.arrays import Array, np
 
 if TYPE_CHECKING:
@@ -68,6 +69,16 @@ DRAWS: dict[str, Draw] = {"latest": latest, "uniform": uniform, "pfsp": pfsp, "p
 @dataclass(frozen=True, kw_only=True)
 class League(ByName, Part):
     """How a policy plays against its earlier selves: `GRPO(…, league="pfsp")`, or `league=agl.League(…)`."""
+
+    metrics = (
+        Metric(
+            "opponent/…/win_rate",
+            "Wins against …",
+            REWARD,
+            "share",
+            "How often the step's rollouts won against this member of the league; a draw counts one half.",
+        ),
+    )
 
     draw: str | Draw = "pfsp"
     """Whom to play: latest, uniform, pfsp, pfsp_even, or a function of your own (win rates, oldest member first)."""

@@ -12,6 +12,7 @@ from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import Needs, SettingsGroup
 from agentlightning.errors import ConfigError
+from agentlightning.metrics.catalogue import TOKENS, Metric
 from agentlightning.types.arrays import np
 
 _OVERLONG = Needs(lambda s: s.overlong.tokens is not None, "overlong_tokens")
@@ -20,6 +21,16 @@ _OVERLONG = Needs(lambda s: s.overlong.tokens is not None, "overlong_tokens")
 @dataclass(frozen=True, kw_only=True)
 class Overlong(SettingsGroup, Part):
     """Soft punishment of long rollouts (DAPO, arXiv 2503.14476, section 3.4)."""
+
+    metrics = (
+        Metric(
+            "overlong",
+            "Rollouts punished for length",
+            TOKENS,
+            "rollouts",
+            "With `overlong_tokens`: how many rollouts earn less for their length.",
+        ),
+    )
 
     tokens: PositiveInt | None = None
     """A rollout that samples so many tokens earns 1 less …"""

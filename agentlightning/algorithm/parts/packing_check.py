@@ -10,6 +10,7 @@ from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.learner.base import ChecksPacking
 from agentlightning.learner.packing import CreditedCall, pack, unique_tokens
+from agentlightning.metrics.catalogue import ENGINE, Metric
 
 TRUSTED = "This backend cannot compare packed token trees with separate rows; it is trusted."
 
@@ -17,6 +18,23 @@ TRUSTED = "This backend cannot compare packed token trees with separate rows; it
 @dataclass(frozen=True, kw_only=True)
 class PackingComparison(Part):
     """Compares every so many steps."""
+
+    metrics = (
+        Metric(
+            "packing_gap_logprobs",
+            "Gap of packing: log-probs",
+            ENGINE,
+            "",
+            "The largest relative difference of log-probs between a packed group and its separate rows.",
+        ),
+        Metric(
+            "packing_gap_gradients",
+            "Gap of packing: gradients",
+            ENGINE,
+            "",
+            "The largest relative difference of gradients between a packed group and its separate rows.",
+        ),
+    )
 
     every: int = 50
 

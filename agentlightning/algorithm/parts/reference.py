@@ -21,6 +21,7 @@ from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import Needs, SettingsGroup
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import LossConfig, MovesReference
+from agentlightning.metrics.catalogue import INTERNALS, STABLE, Metric
 from agentlightning.types.arrays import Float32Array
 
 _KL = Needs(lambda s: s.kl.coef != 0, "kl_coef")
@@ -35,6 +36,23 @@ _FOLLOWS = Needs(lambda s: s.kl.every is not None, "reference_every")
 @dataclass(frozen=True, kw_only=True)
 class Reference(SettingsGroup, Part):
     """How near the policy is kept to the model that the run started from: `GRPO(…, kl=agl.Reference(coef=0.02))`."""
+
+    metrics = (
+        Metric(
+            "kl_reference",
+            "KL to the starting model",
+            STABLE,
+            "nats",
+            "How far the policy is from the model it started from, per token.",
+        ),
+        Metric(
+            "kl_coef",
+            "Weight of the KL",
+            INTERNALS,
+            "",
+            "With `kl_target`: the weight of the KL to the starting model.",
+        ),
+    )
 
     coef: NonNegativeFloat = 0.0
     """Weight of the divergence from the model that the run started from."""

@@ -21,6 +21,7 @@ from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import Needs, SettingsGroup
+from agentlightning.metrics.catalogue import INTERNALS, TOKENS, Metric
 from agentlightning.store.base import LightningStore
 from agentlightning.types.arrays import Float64Array, np
 
@@ -113,6 +114,24 @@ _REPLAY = Needs(lambda s: s.replay.groups > 0, "replay")
 @dataclass(frozen=True, kw_only=True)
 class Replay(SettingsGroup, Part):
     """Groups of earlier steps that each step learns again: `GRPO(…, replay=agl.Replay(groups=4))`."""
+
+    metrics = (
+        Metric(
+            "replayed",
+            "Replayed rollouts",
+            TOKENS,
+            "rollouts",
+            "With `replay`: rollouts of earlier steps that were learned again.",
+        ),
+        Metric(
+            "replayed_groups",
+            "Replayed groups",
+            INTERNALS,
+            "",
+            "The names of the groups that were learned again.",
+            "hidden",
+        ),
+    )
 
     groups: Annotated[NonNegativeInt, _REWARDED] = 0
     """Groups of earlier steps that each step learns from besides its own; drawn by how far their rewards differ."""

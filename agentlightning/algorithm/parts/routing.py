@@ -9,6 +9,7 @@ from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import KeepsRoutes
+from agentlightning.metrics.catalogue import ENGINE, Metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +17,17 @@ class ReplayedRouting(Part):
     """Present where a mixture of experts replays its routing."""
 
     name = "routing"
+
+    metrics = (
+        Metric(
+            "rerouted",
+            "Experts that would differ",
+            ENGINE,
+            "share",
+            "With `routing_replay`: the share of replayed choices for which the weights would choose other "
+            "experts by now.",
+        ),
+    )
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Self | None:

@@ -23,6 +23,7 @@ from agentlightning.engine.base import Chunk, Engine, SamplingParams, concat
 from agentlightning.errors import EngineError
 from agentlightning.learner.base import Learner, PackedBatch, PassResult
 from agentlightning.learner.packing import CreditedCall, pack
+from agentlightning.metrics.catalogue import ENGINE, Metric
 from agentlightning.types.arrays import Int32Array, np
 
 PROMPT_TOKENS = 256
@@ -100,6 +101,31 @@ def _largest(now_E: np.ndarray, entry: CreditedCall) -> float:
 @dataclass(frozen=True, kw_only=True)
 class Agreement(Part):
     """Engine and learner give the same tokens the same log-probs; every run is checked."""
+
+    metrics = (
+        Metric(
+            "logprob_gap_max",
+            "Largest gap of log-probs",
+            ENGINE,
+            "nats",
+            "The largest difference between engine and learner on tokens that the learner's own weights sampled.",
+        ),
+        Metric(
+            "kl_engine",
+            "KL between engine and learner",
+            ENGINE,
+            "nats",
+            "The mean KL(engine ‖ learner) on the same tokens, per token.",
+        ),
+        Metric(
+            "sync_gap",
+            "Gap after publishing",
+            ENGINE,
+            "nats",
+            "The largest difference between engine and learner on tokens sampled right after the weights were "
+            "published.",
+        ),
+    )
 
     settings: TrainingSettings
     """Their limit is read when a run has begun: a limit that is not set is the model's own, which needs its files."""

@@ -28,6 +28,7 @@ from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import Needs, SettingsGroup
 from agentlightning.errors import ConfigError, JudgeError, ModelError
 from agentlightning.learner.packing import CreditedCall, pack
+from agentlightning.metrics.catalogue import STABLE, Metric
 from agentlightning.rendering.base import Rendering
 from agentlightning.types.arrays import Float32Array, Int32Array, np
 from agentlightning.types.call import Call
@@ -178,6 +179,16 @@ _HINT = Needs(
 @dataclass(frozen=True, kw_only=True)
 class Teacher(SettingsGroup, Part):
     """Tokens are worth how much likelier a teacher finds them than the policy: `Distill` and `SelfDistill`."""
+
+    metrics = (
+        Metric(
+            "kl_teacher",
+            "KL to the teacher",
+            STABLE,
+            "nats",
+            "With a teacher: the mean of log π − log π_teacher over sampled tokens.",
+        ),
+    )
 
     model: Annotated[str | None, _TEACHER] = None
     """The model that `Distill` learns from: a name, a directory, a run's folder or a Hugging Face id, with the same
