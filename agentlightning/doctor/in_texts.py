@@ -106,7 +106,8 @@ def _same_answers(evidence: Evidence) -> Iterator[Finding]:
 
 def _history_kept(evidence: Evidence) -> Iterator[Finding]:
     """First prompts that hold an answer of an earlier rollout, and become longer by it."""
-    for unit, (kept, lengths) in {"messages": _kept_texts(evidence), "tokens": _kept_tokens(evidence.episodes)}.items():
+    for unit, look in (("messages", _kept_texts), ("tokens", _kept_tokens)):
+        kept, lengths = look(evidence)
         if len(kept) >= max(1.0, 0.2 * len(lengths)):
             yield warning(
                 "history_kept",
@@ -139,15 +140,16 @@ _WINDOW = 8
 """So many tokens of an answer tell whose it is."""
 
 
-def _kept_tokens(episodes: Sequence[Episode]) -> tuple[list[Episode], list[int]]:
+def _kept_tokens(evidence: Evidence) -> tuple[list[Episode], list[int]]:
     """The same by tokens, of which an answer's first ones are looked for; also where no text was read.
 
     What its own rollout had been given beforehand, such as an example of the prompt, is nobody's answer.
     """
-    begins = [(e, _windows(e.calls[0].prompt_ids)) for e in episodes if e.calls]
-    lengths = [len(e.calls[0].prompt_ids) for e, _ in begins]
-    if len(begins) < 4 or max(lengths) < min(lengths) + _WINDOW:
+    episodes = [e for e in evidence.episodes if e.calls][-4 * LOOKED_AT :]
+    lengths = [len(e.calls[0].prompt_ids) for e in episodes]
+    if len(episodes) < 4 or max(lengths) < min(lengths) + _WINDOW:
         return [], lengths
+    begins = [(e, _windows(e.calls[0].prompt_ids)) for e in episodes]
     answers = [_windows(call.response_ids[:_WINDOW]) for e, _ in begins for call in e.calls]
     owners = [own for e, own in begins for _ in e.calls]
     new = [answer for answer, own in zip(answers, owners, strict=True) if not np.isin(answer, own).any()]
