@@ -39,17 +39,22 @@ def test_tasks_of_harbor_are_tried_out_and_run_with_their_solution(tmp_path: Pat
     given = ["--env-option", "engine=bubblewrap"]
     good = agl("env", "check", f"harbor:{tmp_path}/tasks", *given)
     assert (good.returncode, "2 of 2 trials are as expected" in good.stdout) == (0, True), good.stdout
-    tasks = [{"name": "one", "path": "tasks/one"}]
-    (tmp_path / "registry.json").write_text(json.dumps([{"name": "my-tasks", "version": "1.0", "tasks": tasks}]))
-    named = agl(
-        "env", "check", "harbor:my-tasks@1.0", *given, "--env-option", f"registry_path={tmp_path}/registry.json"
-    )
-    assert (named.returncode, "2 of 2 trials are as expected" in named.stdout) == (0, True), named.stdout + named.stderr
     run = agl(
         "run", "--env", f"harbor:{tmp_path}/tasks", *given, "--agent", "oracle", "--model", "calc",
         "--run-dir", str(tmp_path / "run"),
     )  # fmt: skip
     assert "1 rollouts, mean reward 1.000" in run.stdout, run.stdout + run.stderr
+
+
+@pytest.mark.slow
+def test_tasks_of_a_registry_are_tried_out(tmp_path: Path) -> None:
+    engine_or_skip("bubblewrap")
+    write_task(tmp_path / "tasks" / "one")
+    tasks = [{"name": "one", "path": "tasks/one"}]
+    (tmp_path / "registry.json").write_text(json.dumps([{"name": "my-tasks", "version": "1.0", "tasks": tasks}]))
+    given = ["--env-option", "engine=bubblewrap", "--env-option", f"registry_path={tmp_path}/registry.json"]
+    named = agl("env", "check", "harbor:my-tasks@1.0", *given)
+    assert (named.returncode, "2 of 2 trials are as expected" in named.stdout) == (0, True), named.stdout + named.stderr
 
 
 @pytest.mark.parametrize(

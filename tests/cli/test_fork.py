@@ -97,6 +97,11 @@ def test_so_many_calls_are_from_the_record(folder: Path) -> None:
     found = forked(folder, which, "--at", "2", "--trust")
     assert [(row["replayed"], row["sampled"], row["diverged"]) for row in found["forks"]] == [(2, 1, None)] * 2
     assert found["original"]["rollout"] == which
+
+
+@pytest.mark.slow  # as the one above
+def test_a_fork_at_the_end_is_the_record(folder: Path) -> None:
+    which = rollout(folder, clock=False)
     whole = forked(folder, which, "--at", "3", "--agent", "agent.py:three")
     assert [row["sampled"] for row in whole["forks"]] == [0, 0]
     assert [row["reward"] for row in whole["forks"]] == [whole["original"]["reward"]] * 2

@@ -126,6 +126,7 @@ def test_a_critic_that_is_not_there_ends_the_run_and_is_asked_again_after_a_resu
         assert not (tmp_path / "run" / "critic.jsonl").read_text(), "a failure that ends the run is not its answer"
 
 
+@pytest.mark.quick_with("gives_up")
 @pytest.mark.parametrize("agent", ["gives_up", "raises"])
 def test_a_model_that_is_not_there_ends_the_run_before_a_critic_is_asked(tmp_path: Path, agent: str) -> None:
     with pytest.raises(agl.ConfigError, match=r"model answered none of its calls.*127\.0\.0\.1:9"):

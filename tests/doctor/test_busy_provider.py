@@ -72,6 +72,7 @@ async def test_an_agent_that_catches_the_error_is_told(tmp_path: Path) -> None:
     assert "Let the agent raise" in first.fix
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 async def test_an_agent_that_raises_fails_and_is_tried_again(tmp_path: Path) -> None:
     @agl.rollout

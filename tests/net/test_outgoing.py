@@ -89,7 +89,7 @@ async def of_a_critic(url: str) -> str:
 
 
 async def of_a_store(url: str) -> str:
-    store = LightningStoreClient(url, key="secret")
+    store = LightningStoreClient(url, key="secret", retry_seconds=0.2)
     with pytest.raises(AgentLightningError) as said:
         await store.statistics()
     with pytest.raises(AgentLightningError):
