@@ -63,7 +63,7 @@ format: $(STAMPS)/dev ## fix what ruff can fix
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
 rules: $(STAMPS)/dev ## what can be read: layers, names, sizes, what security.md lists, the pages and the commands on them
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2 tests/source $(ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2 tests/source $(ARGS)
 
 types: $(STAMPS)/dev ## pyright
 	@$(BIN)/pyright --pythonpath $(BIN)/python
