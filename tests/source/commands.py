@@ -48,7 +48,7 @@ TYPED = {
         "agl export runs/grpo-20250101-120000 --jsonl good.jsonl --min-reward 1 --best-per-task",
         "agl import traces.jsonl trajectories/ --to chats.jsonl",
         "agl train --data chats.jsonl --model ./my-model",
-        "agl import scored.json --to good.jsonl --min-score correctness=0.8",
+        "agl import scored.json --to scored-chats.jsonl --min-score correctness=0.8",
         "agl plan --model 4B --gpus L4 --context 8192 --json",
         "agl doctor --agent my_agent.py:agent --tasks tasks.jsonl",
         'agl doctor --agent "node agent.js" --tasks tasks.jsonl --model ./my-model',
