@@ -87,7 +87,8 @@ def rollout(folder: Path, *, clock: bool) -> str:
 
 
 def forked(folder: Path, which: str, *given: str) -> Any:
-    done = agl(folder, "fork", "run", which, "--model", "calc", "--times", "2", *given, "--json")
+    times = () if "--times" in given else ("--times", "2")
+    done = agl(folder, "fork", "run", which, "--model", "calc", *times, *given, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
