@@ -9,6 +9,7 @@ call repeats what was said before it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -150,10 +151,16 @@ def _is_part(call: ImportedCall, end: ImportedCall) -> bool:
     return call is end or _goes_on(call, [end])
 
 
+_DIGITS = 30
+"""No count of nanoseconds has so many."""
+
+
 def _nanoseconds(moment: Any) -> int:
     """A moment as traces write it: a count of nanoseconds since 1970, also as text, or a date of ISO 8601."""
-    text = str(moment or 0)
-    if text.isdecimal():
+    if isinstance(moment, int | float):
+        return int(moment) if math.isfinite(moment) else 0
+    text = str(moment)
+    if text.isdecimal() and len(text) < _DIGITS:
         return int(text)
     try:
         date = datetime.fromisoformat(text)

@@ -256,12 +256,15 @@ def test_a_branch_is_a_conversation_of_its_own(tmp_path: Path) -> None:
         ("2026-01-01T00:00:00", "2026-01-01T00:00:01Z"),
         ("at noon", "2026-01-01T00:00:01Z"),
         (None, "1"),
+        ("9" * 5000, "1"),
+        (1.795e18, 1.796e18),
+        (float("nan"), 1),
     ],
 )
 def test_conversations_are_in_the_order_of_their_moments_however_these_are_written(
-    first: str | None, second: str, tmp_path: Path
+    first: Any, second: Any, tmp_path: Path
 ) -> None:
-    def at(moment: str | None, answer: str) -> dict[str, Any]:
+    def at(moment: Any, answer: str) -> dict[str, Any]:
         return langfuse()[1] | {"id": answer, "output": answer, "startTime": moment}
 
     found = imported(tmp_path, json.dumps([at(second, "second"), at(first, "first")]))

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import subprocess
+import sys
 import tarfile
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -137,3 +142,29 @@ def engine_or_skip(engine: str) -> dict[str, Any]:
     if (why := podman_runs()) is not None:
         pytest.skip(why)
     return {"engine": engine, "container_options": OPTIONS}
+
+
+@contextmanager
+def run_in_a_pod(task: Path, namespace: str | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of its own that has opened a pod for a task, and holds it."""
+    code = f"""
+        import asyncio
+        from agentlightning.environments.harbor.boxes import BoxRequest
+        from agentlightning.environments.harbor.format import read_task
+        from agentlightning.environments.harbor.pods import open_pod
+        from pathlib import Path
+        async def main():
+            task = read_task(Path({str(task)!r}))
+            async with open_pod(BoxRequest(section=task.file.environment, build=task.folder), {namespace!r}):
+                print("works", flush=True)
+                await asyncio.sleep(600)
+        asyncio.run(main())
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"works\n"
+        yield process

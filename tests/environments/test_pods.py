@@ -6,10 +6,7 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
-import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,7 @@ from agentlightning.environments.harbor.trial import run_trial
 from agentlightning.errors import ConfigError, ExecutorError
 from agentlightning.litagent.process import Captured
 from tests.deploy.schema import check
-from tests.environments.harbor_tasks import write_task
+from tests.environments.harbor_tasks import run_in_a_pod, write_task
 
 IMAGE = '[environment]\ndocker_image = "registry.example/tasks:1"\n'
 
@@ -187,28 +184,9 @@ async def test_a_cancelled_attempt_leaves_no_pod_and_no_process(cluster: Path, t
 @pytest.mark.slow
 def test_a_run_that_is_killed_leaves_no_pod(cluster: Path, tmp_path: Path) -> None:
     task = write_task(tmp_path / "task", more=IMAGE)
-    code = f"""
-        import asyncio
-        from agentlightning.environments.harbor.boxes import BoxRequest
-        from agentlightning.environments.harbor.format import read_task
-        from agentlightning.environments.harbor.pods import open_pod
-        from pathlib import Path
-        async def main():
-            task = read_task(Path({str(task)!r}))
-            async with open_pod(BoxRequest(section=task.file.environment, build=task.folder), None):
-                print("works", flush=True)
-                await asyncio.sleep(600)
-        asyncio.run(main())
-    """
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"works\n"
+    with run_in_a_pod(task) as process:
         assert len(pods(cluster)) == 1
-        process.send_signal(signal.SIGKILL)
+        process.kill()
     deadline = time.monotonic() + 30
     while pods(cluster) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +20,7 @@ from agentlightning.environments.harbor.trial import run_trial
 from agentlightning.errors import ExecutorError
 from agentlightning.litagent.process import Captured
 from agentlightning.types.ids import random_hex
-from tests.environments.harbor_tasks import write_task
+from tests.environments.harbor_tasks import run_in_a_pod, write_task
 
 RUN = Path(os.environ.get("AGL_TEST_KUBERNETES_NODE", ""))
 needs_node = pytest.mark.skipif("AGL_TEST_KUBERNETES_NODE" not in os.environ, reason="needs `make test-kubernetes`")
@@ -186,28 +183,9 @@ async def test_a_cancelled_attempt_leaves_no_pod(namespace: str, tmp_path: Path)
 
 def test_a_run_that_is_killed_leaves_no_pod(namespace: str, tmp_path: Path) -> None:
     task = write_task(tmp_path / "task", more=IMAGE)
-    code = f"""
-        import asyncio
-        from agentlightning.environments.harbor.boxes import BoxRequest
-        from agentlightning.environments.harbor.format import read_task
-        from agentlightning.environments.harbor.pods import open_pod
-        from pathlib import Path
-        async def main():
-            task = read_task(Path({str(task)!r}))
-            async with open_pod(BoxRequest(section=task.file.environment, build=task.folder), {namespace!r}):
-                print("works", flush=True)
-                await asyncio.sleep(600)
-        asyncio.run(main())
-    """
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"works\n"
+    with run_in_a_pod(task, namespace) as process:
         assert len(pods(namespace)) == 1
-        process.send_signal(signal.SIGKILL)
+        process.kill()
     until(lambda: not pods(namespace), 60)
 
 
