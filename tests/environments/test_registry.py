@@ -389,9 +389,12 @@ def serving(answers: dict[str, tuple[int, bytes]]) -> Iterator[str]:
 
 
 def test_a_registry_at_a_url_is_read_and_kept_for_when_it_is_not_there(
-    source: Path, caplog: pytest.LogCaptureFixture
+    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body = json.dumps([entry(source.as_uri(), committed(source), "one")]).encode()
+    settings = tmp_path / "gitconfig"
+    settings.write_text(f'[url "{source.as_uri()}"]\n\tinsteadOf = https://example.org/tasks\n')
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
+    body = json.dumps([entry("https://example.org/tasks", committed(source), "one")]).encode()
     answers = {"/registry.json": (200, body), "/moved.json": (302, b""), "/page": (200, b"<html>")}
     with serving(answers) as url:
         assert names_of("harbor:mine", registry_url=f"{url}/registry.json") == ["tests/one"]
@@ -417,6 +420,12 @@ async def test_a_registry_at_a_url_names_no_folder_of_this_machine(tmp_path: Pat
     body = json.dumps([{"name": "mine", "version": "1", "tasks": tasks}]).encode()
     with serving({"/r": (200, body)}) as url, pytest.raises(ConfigError, match="no folder is at a URL"):
         names_of("harbor:mine", registry_url=f"{url}/r")  # with an event loop that runs, too
+
+
+def test_a_registry_at_a_url_names_no_repository_of_this_machine(source: Path) -> None:
+    body = json.dumps([entry(source.as_uri(), committed(source), "one")]).encode()
+    with serving({"/r": (200, body)}) as url, pytest.raises(ConfigError, match="a repository of this machine"):
+        names_of("harbor:mine", registry_url=f"{url}/r")
 
 
 # ---- dataset.toml ----------------------------------------------------------------------------------------------------

@@ -204,6 +204,11 @@ def _folders(dataset: RegisteredDataset, registry: TaskRegistry) -> list[Path]:
             raise ConfigError(f"{registry.shown}: {where}: the task {task.name}: {error}.") from None
         paths.append((task, path))
         if task.git_url is not None:
+            if registry.path is None and task.git_url.lower().startswith("file:"):
+                raise ConfigError(
+                    f"{registry.shown}: {where}: the task {task.name} names a repository of this machine, which only a "
+                    "registry in a file may do."
+                )
             wanted.setdefault((task.git_url, task.git_commit_id), []).append(path)
     found: dict[tuple[str, str | None, str], Path] = {}
     for (url, commit), group in wanted.items():
