@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.environments.harbor import HarborEnvironment
+from agentlightning.environments.harbor import HarborEnvironment, project
 from agentlightning.environments.harbor.compose import Composition, ImageRecipe, in_waves, read_composition
 from agentlightning.environments.harbor.compose_keys import SERVICE_KEYS
 from agentlightning.environments.harbor.format import EnvironmentSection, read_task
@@ -26,6 +26,7 @@ from agentlightning.environments.harbor.project import find_compose
 from agentlightning.environments.harbor.trial import Verified, run_trial
 from agentlightning.errors import ConfigError, ExecutorError
 from agentlightning.litagent.process import Captured
+from agentlightning.types.ids import random_hex
 from tests.environments.compose_tasks import CLIENT, IMAGE, LIMITS, composes, services, write_composed
 from tests.environments.interpreters import interpreter
 from tests.environments.model import answering, attempted
@@ -296,13 +297,21 @@ def podman() -> None:
         pytest.skip(why)
 
 
-def left() -> str:
-    """What there is of projects."""
+@pytest.fixture
+def begin(monkeypatch: pytest.MonkeyPatch) -> str:
+    """How the names of this test's projects begin: others may start and end projects of theirs meanwhile."""
+    digits = random_hex(8)
+    monkeypatch.setattr(project, "random_hex", lambda count: digits + random_hex(count))
+    return f"agl-services-{digits}"
+
+
+def left(begin: str) -> str:
+    """What there is of the projects whose names begin so."""
     listed = [
-        ["podman", "ps", "-aq", "--filter", "name=agl-services"],
-        ["podman", "pod", "ls", "-q", "--filter", "name=agl-services"],
-        ["podman", "network", "ls", "-q", "--filter", "name=agl-services"],
-        ["podman", "volume", "ls", "-q", "--filter", "name=agl-services"],
+        ["podman", "ps", "-aq", "--filter", f"name={begin}"],
+        ["podman", "pod", "ls", "-q", "--filter", f"name={begin}"],
+        ["podman", "network", "ls", "-q", "--filter", f"name={begin}"],
+        ["podman", "volume", "ls", "-q", "--filter", f"name={begin}"],
     ]
     return "".join(subprocess.run(one, capture_output=True, check=True, text=True).stdout for one in listed)
 
@@ -345,7 +354,7 @@ def engine(request: pytest.FixtureRequest, podman: None, tmp_path: Path) -> Iter
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_main_asks_another_service(engine: str, tmp_path: Path) -> None:
+def test_main_asks_another_service(engine: str, begin: str, tmp_path: Path) -> None:
     """The service reads what a third one prepared, a file of the task and a variable."""
     version = subprocess.run([*find_compose(engine), "version"], capture_output=True, text=True, check=True).stdout
     older = "podman-composer" in version  # as 1.0.3 calls itself, which gives no further names
@@ -358,7 +367,7 @@ def test_main_asks_another_service(engine: str, tmp_path: Path) -> None:
         return {probe.by: probe.why or probe.reward async for probe in env.probes(env.tasks())}
 
     assert asyncio.run(probes()) == {"solution": 1.0, "nothing": 0.0}
-    assert left() == ""
+    assert left(begin) == ""
 
 
 @pytest.mark.slow
@@ -428,17 +437,17 @@ FAILING = {
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", FAILING)
-def test_a_service_that_fails_is_no_reward_of_0(podman: None, kind: str, tmp_path: Path) -> None:
+def test_a_service_that_fails_is_no_reward_of_0(podman: None, begin: str, kind: str, tmp_path: Path) -> None:
     more, words = FAILING[kind]
     task = write_composed(tmp_path / "task", services(**more))
     with pytest.raises(ExecutorError, match=words):
         done(task, lambda _: asyncio.sleep(0))
-    assert left() == ""
+    assert left(begin) == ""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_an_attempt_that_is_cancelled_leaves_nothing(podman: None, tmp_path: Path) -> None:
+async def test_an_attempt_that_is_cancelled_leaves_nothing(podman: None, begin: str, tmp_path: Path) -> None:
     task = write_composed(tmp_path / "task")
     env = HarborEnvironment(str(task), engine="podman")
     begun = asyncio.Event()
@@ -454,19 +463,20 @@ async def test_an_attempt_that_is_cancelled_leaves_nothing(podman: None, tmp_pat
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert await asyncio.to_thread(left) == ""
+        assert await asyncio.to_thread(left, begin) == ""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_run_that_is_killed_leaves_nothing(podman: None, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_leaves_nothing(podman: None, begin: str, tmp_path: Path) -> None:
     task = write_composed(tmp_path / "task")
     code = f"""
         import asyncio
         from pathlib import Path
-        from agentlightning.environments.harbor import HarborEnvironment
+        from agentlightning.environments.harbor import HarborEnvironment, project
         from agentlightning.environments.harbor.format import read_task
         from agentlightning.environments.harbor.trial import run_trial
+        project.random_hex = lambda _: {begin.removeprefix("agl-services-")!r}
         env = HarborEnvironment({str(task)!r}, engine="podman")
         async def work(box, stage, captured):
             print("works", flush=True)
@@ -481,10 +491,10 @@ def test_a_run_that_is_killed_leaves_nothing(podman: None, tmp_path: Path) -> No
     with process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"works\n"
-        assert left() != ""
+        assert left(begin) != ""
         process.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 100
-    while (left() or list(tmp_path.glob("agl-harbor-*"))) and time.monotonic() < deadline:
+    while (left(begin) or list(tmp_path.glob("agl-harbor-*"))) and time.monotonic() < deadline:
         time.sleep(1)
-    assert left() == ""
+    assert left(begin) == ""
     assert not list(tmp_path.glob("agl-harbor-*"))

@@ -15,6 +15,7 @@ from openai import AsyncOpenAI
 
 import agentlightning as agl
 from agentlightning.metrics import SilentConsole
+from agentlightning.runner import blocking
 
 TASK = {"question": "6 * 7", "answer": "42"}
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -177,7 +178,12 @@ def test_an_agent_that_changes_the_working_directory(
     assert [e.reward for e in algorithm.episodes] == [1.0, 1.0]
 
 
-def test_code_that_blocks_the_loop_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_code_that_blocks_the_loop_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in {"ASK_SECONDS": 0.05, "BLOCKED_SECONDS": 0.1, "SAME_SECONDS": 0.05}.items():
+        monkeypatch.setattr(blocking, name, seconds)  # so that it is seen ten times and more, where five are needed
+
     async def blocks(task: Any) -> float:
         time.sleep(1.5)  # noqa: ASYNC251 - the mistake itself
         return 1.0
