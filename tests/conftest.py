@@ -18,7 +18,11 @@ import pytest
 from hypothesis import settings
 
 from agentlightning.compat import notice
+from tests import warm_model
 
+WARM_MODEL = pytest.StashKey[str]()
+WITH_REAL_MODEL_PROCESS = {"own_model_process", "slow", "clients", "ray", "vllm", "verl", "kubernetes", "gpu"}
+"""Tests with one of these marks start the model process as users do, others fork it (see tests/warm_model.py)."""
 settings.register_profile("no clock", deadline=None)  # how long an example takes says how busy the machine is
 settings.load_profile("no clock")
 notice.logger.disabled = True  # older names are used here on purpose, and nobody reads what is said at the end
@@ -49,6 +53,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shard", metavar="I/N", help="run the I-th of N parts of the chosen tests; a file stays whole")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    first = os.getppid() if hasattr(config, "workerinput") else os.getpid()
+    config.stash[WARM_MODEL] = str(Path(tempfile.gettempdir(), f"agl-warm-{first}"))
+    warm_model.install()
+
+
 def pytest_collection() -> None:
     """Collecting makes a million objects that stay: the garbage collector does not look at them, then or later."""
     gc.disable()
@@ -60,6 +70,10 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if any(mark.name in WITH_REAL_MODEL_PROCESS for mark in item.iter_markers()):
+        os.environ.pop(warm_model.ADDRESS, None)
+    else:
+        os.environ[warm_model.ADDRESS] = item.config.stash[WARM_MODEL]
     if item.get_closest_marker("gpu") is not None:
         import torch
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -42,3 +45,19 @@ def test_it_imports_from_where_its_environment_says(tmp_path: Path) -> None:
     done = typed(tmp_path, "-c", "import mine", environment={"PYTHONPATH": str(tmp_path / "there")})
     assert (done.returncode, done.stdout) == (0, "found\n"), done.stderr
     assert typed(tmp_path, "-c", "import mine").returncode == 1
+
+
+def test_who_stops_waiting_leaves_no_answer_for_the_next(tmp_path: Path) -> None:
+    def stop(*_: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.start()
+    try:
+        with pytest.raises(InterruptedError):
+            typed(tmp_path, "-c", "import time; time.sleep(60)")
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert typed(tmp_path, "-c", "raise SystemExit(3)").returncode == 3

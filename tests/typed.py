@@ -22,6 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests import warm_model
+
 COMMANDS = ("app", "configuration", "demo", "evaluate", "gateway", "run", "runner", "serve", "show", "store", "train")
 WARM = (
     *(f"agentlightning.cli.{name}" for name in COMMANDS),
@@ -72,8 +74,14 @@ def _order(order: dict[str, Any], timeout: float) -> int:
     process = int(server.stdout.readline())
     late = threading.Timer(timeout, os.kill, (process, signal.SIGKILL))
     late.start()
-    status = int(server.stdout.readline())
-    late.cancel()
+    try:
+        status = int(server.stdout.readline())
+    except BaseException:  # a test that takes too long stops waiting, and the next command reads an answer of its own
+        os.kill(process, signal.SIGKILL)
+        server.stdout.readline()
+        raise
+    finally:
+        late.cancel()
     if status == -signal.SIGKILL:
         raise subprocess.TimeoutExpired(order["arguments"], timeout)
     return status
@@ -103,6 +111,7 @@ def _stop(server: subprocess.Popen[str]) -> None:
 
 def main() -> None:
     """Fork for each order that is read, and answer with the fork's process id, then with how it ended."""
+    warm_model.install()
     for name in WARM:
         with suppress(ModuleNotFoundError):  # the environments of tests/clients do not have all of them
             importlib.import_module(name)

@@ -69,6 +69,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     fails_with(done, port)
 
 
+@pytest.mark.own_model_process
 def test_torch_is_not_installed(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util, sys\n"

@@ -27,7 +27,7 @@ from agentlightning.types.call import Int32Array
 
 from .conftest import random_ids
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.own_model_process]
 
 EXACT = 2e-5
 CONCURRENCY = 8
