@@ -84,18 +84,18 @@ def test_the_bombs_are_what_they_say() -> None:
 
 
 BOMBS = {
-    "spans": (GZIPPED, gzip.compress(many_empty_spans(2_000_000))),
-    "attributes": (GZIPPED, gzip.compress(many_empty_attributes(2_000_000))),
-    "bytes": (GZIPPED, gzip.compress(bytes(2**27))),
-    "json": ({"Content-Type": "application/json"}, b'{"a":[' + b"{}," * 2_000_000 + b"{}]}"),
+    "spans": (GZIPPED, lambda: gzip.compress(many_empty_spans(2_000_000))),
+    "attributes": (GZIPPED, lambda: gzip.compress(many_empty_attributes(2_000_000))),
+    "bytes": (GZIPPED, lambda: gzip.compress(bytes(2**27))),
+    "json": ({"Content-Type": "application/json"}, lambda: b'{"a":[' + b"{}," * 2_000_000 + b"{}]}"),
 }
 
 
 @pytest.mark.quick_with("bytes")
 @pytest.mark.parametrize("name", BOMBS)
 async def test_an_otlp_bomb_is_too_large(agent: aiohttp.ClientSession, name: str) -> None:
-    headers, body = BOMBS[name]
-    async with agent.post("/v1/traces", data=io.BytesIO(body), headers=headers) as response:
+    headers, made = BOMBS[name]
+    async with agent.post("/v1/traces", data=io.BytesIO(made()), headers=headers) as response:
         assert response.status == 413, await response.text()
         assert "send smaller batches" in await response.text()
 
@@ -106,7 +106,8 @@ async def test_who_is_refused_waits_and_nobody_else(server: LightningStoreServer
     key = server.key_for(other.rollout_id, other.attempt.attempt_id, (SPANS,))
     server._intake.backoff = Backoff(40)  # pyright: ignore[reportPrivateUsage]
     spans, loop = spans_of(make_span(other).model_dump(mode="json")), asyncio.get_running_loop()
-    headers, bomb = BOMBS["spans"]
+    headers, made = BOMBS["spans"]
+    bomb = made()
     before = loop.time()
     assert await _post(agent, "/v1/traces", headers, bomb) == 413
     took, refused = loop.time() - before, loop.time()

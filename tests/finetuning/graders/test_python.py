@@ -19,9 +19,13 @@ from agentlightning.finetuning.graders.sandboxed import empty
 from agentlightning.litagent.bubblewrap import Bubblewrap, check_bubblewrap
 from agentlightning.litagent.isolation import Container
 
-check_bubblewrap()
 QUICK = GraderSettings(seconds=2.0, memory_bytes=512 * 1024**2, file_bytes=1024**2)
 SAMPLE = Sample.of_text('{"x": 3}')
+
+
+@pytest.fixture(autouse=True, scope="module")
+def bubblewrap_works() -> None:
+    check_bubblewrap()
 
 
 def python(source: str, **more: Any) -> dict[str, Any]:
