@@ -24,11 +24,15 @@ from typing import Any
 
 from tests import warm_model
 
-COMMANDS = ("app", "configuration", "demo", "evaluate", "gateway", "run", "runner", "serve", "show", "store", "train")
+COMMANDS = (
+    *("app", "configuration", "demo", "evaluate", "gateway", "models", "plan", "run", "runner", "serve", "show"),
+    *("store", "train"),
+)
 WARM = (
     *(f"agentlightning.cli.{name}" for name in COMMANDS),
     "agentlightning.store.transfer",
-    "pyarrow.parquet",
+    "agentlightning.trainer.endpoints",
+    *("filelock", "huggingface_hub", "openai", "pyarrow.parquet"),
 )
 OFFLINE = {"HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
 _server: subprocess.Popen[str] | None = None
