@@ -107,6 +107,8 @@ def _refuse_other_names(file: Path, found: Mapping[str, Any]) -> None:
     for name, value in found.items():
         if name in _ON_THE_COMMAND_LINE:
             raise ConfigError(f"{file} has '{name}', which is given on the command line: --{name.replace('_', '-')} …")
+        if name not in settings and difflib.get_close_matches(name, ["algorithm"]) not in ([], [name]):
+            raise ConfigError(f"{file} has '{name}'. Did you mean algorithm?")
         if isinstance(value, dict) and name not in settings and settings & value.keys():
             raise ConfigError(f"{file} has settings below '{name}'; they stand at the top, without a heading.")
 

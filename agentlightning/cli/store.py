@@ -157,7 +157,7 @@ def location_of(run: Path) -> Location:
             "it recorded in a served store (--server), they are there. agl runs, compare and serve do without."
         )
     if not file.is_file():
-        where = f"in '{run}': it has no {STORE_FILE}" if run.is_dir() else f"'{file}'"
+        where = f"in '{run}': it has no {STORE_FILE}" if run.is_dir() else f"'{file}': it does not exist"
         meant = "" if run.is_dir() else meant_by(run)
         inside = max(run.glob(f"*/{STORE_FILE}"), key=lambda found: found.stat().st_mtime, default=None)
         latest = f" The latest run in it is {inside.parent}." if inside is not None else ""

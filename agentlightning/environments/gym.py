@@ -128,7 +128,8 @@ class GymEnvironment(Environment):
         if creator is None:
             return ""
         creator = gymnasium.envs.registration.load_env_creator(creator) if isinstance(creator, str) else creator
-        return f" Its options are {', '.join(inspect.signature(creator).parameters)}."
+        ours = [p.name for p in inspect.signature(type(self)).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        return f" Its options are {', '.join(inspect.signature(creator).parameters)}; those of gym: {', '.join(ours)}."
 
     def shown(self, made: Any, observation: Any) -> str:
         """An observation in words: itself, if it is a text, else what is drawn, else JSON."""

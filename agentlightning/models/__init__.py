@@ -122,8 +122,9 @@ def _never_trainable(text: str, path: Path) -> str | None:
     """Why a name is of no model whose weights can be trained, and what to do instead; None for others."""
     if _OF_PROVIDERS.match(text) and not path.exists():
         return (
-            f"'{text}' is a provider's model: nobody else has its weights, so they cannot be trained. Tune its prompts "
-            "(agl optimize), let an agent ask it (agl run --endpoint URL), or train a model with weights (agl models)."
+            f"'{text}' is a provider's model: nobody else has its weights, so they cannot be loaded or trained. Tune "
+            "its prompts (agl optimize), let an agent ask it (agl run --endpoint URL), or train a model with weights "
+            "(agl models)."
         )
     if path.suffix == ".gguf" or (path.is_dir() and any(path.glob("*.gguf")) and not (path / "config.json").is_file()):
         return (

@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.rollout_verdicts import KEEPS_ANSWERS, most_fail
 from agentlightning.cli.app import app
 from agentlightning.cli.configuration import read_config
+from agentlightning.cli.environment import OF_USERS, misspelt
 from agentlightning.cli.evaluate import measure, resolve
 from agentlightning.cli.optimize import read_prompts
 from agentlightning.errors import in_words
@@ -250,3 +252,68 @@ def test_a_field_of_a_tool_is_named_with_the_tool() -> None:
 
 def test_an_agent_that_was_changed_on_resuming_is_thought_of() -> None:
     assert "the agent that it began with" in KEEPS_ANSWERS
+
+
+# ---- words of other places -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("agl.Trainer(print, [1])", "Agent and tasks go to fit: Trainer(algorithm=…).fit(agent, tasks)."),
+        ("trainer(agl.SFT(model='calc')).fit([1])", "SFT(source='chats', …), then fit(None, conversations)."),
+        ("trainer(agl.DPO(model='calc')).fit(None, [1])", "DPO(source='pairs', …), then fit(None, preferences)."),
+        ("trainer(agl.GRPO(model='calc')).fit(None, [1])", "Trainer(strategy='remote')."),
+    ],
+)
+def test_an_agent_that_is_not_where_it_belongs(wrong: str, words: str, tmp_path: Path) -> None:
+    def trainer(algorithm: Any) -> agl.Trainer:
+        return agl.Trainer(algorithm=algorithm, run_dir=tmp_path, console=SilentConsole())
+
+    with pytest.raises(agl.ConfigError) as caught:
+        eval(wrong, {"agl": sys.modules["agentlightning"], "trainer": trainer})
+    assert str(caught.value).endswith(words)
+
+
+def test_an_agent_that_is_called_where_it_is_given() -> None:
+    @agl.rollout
+    def mine(task: Any) -> float:
+        return 1.0
+
+    with pytest.raises(TypeError, match=r"To train it, leave \(\) out: fit\(.*mine, tasks\)\."):
+        mine()
+    assert mine(1) == 1.0
+
+
+def test_a_file_of_which_the_agent_is_not_named(folder: Path) -> None:
+    (folder / "b.py").write_text("import agentlightning as agl\n\n\n@agl.rollout\ndef mine(task):\n    return 1.0\n")
+    assert "Give b.py:mine, or the command" in answer("train --agent b.py --tasks tasks.jsonl --model calc")
+    assert "Give a.py:name of a function in it" in answer("train --agent a.py --tasks tasks.jsonl --model calc")
+
+
+def test_an_algorithm_that_is_misspelt_in_a_file_of_settings(folder: Path) -> None:
+    (folder / "c.json").write_text('{"algoritm": "GRPO", "model": "calc"}')
+    assert "Did you mean algorithm?" in answer("train --agent a.py:agent --tasks tasks.jsonl --config c.json")
+
+
+def test_variables_of_the_environment_that_are_misspelt() -> None:
+    assert list(misspelt(["AGL_DEBG", "AGL_JUDGE_API_KEY", "AGL_MODEL", "AGL_TASKS", *OF_USERS, "AGL_TASK_FILE"])) == [
+        "AGL_DEBG is set, and nothing reads it. Did you mean AGL_DEBUG?",
+        "AGL_JUDGE_API_KEY is set, and nothing reads it. Did you mean AGL_JUDGE_KEY?",
+    ]
+    pages = "".join(page.read_text() for page in (Path(__file__).parents[2] / "docs").glob("*.md"))
+    assert [name for name in OF_USERS if name not in pages] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("FrozenLake", "Did you mean gym:FrozenLake-v1?"), ("Nothing-v0", "gymnasium.pprint_registry()")],
+)
+def test_a_name_of_gymnasium_without_its_version(name: str, words: str) -> None:
+    pytest.importorskip("gymnasium")
+    assert words in answer(f"env check gym:{name}")
+
+
+def test_an_option_of_gymnasium_that_is_not_there() -> None:
+    pytest.importorskip("gymnasium")
+    assert "those of gym: tasks, val_tasks, first_seed" in answer("env check gym:FrozenLake-v1 --env-option n=3")
