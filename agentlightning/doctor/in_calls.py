@@ -33,26 +33,7 @@ def call_findings(evidence: Evidence, decode: Decode | None = None) -> Iterator[
     yield from _same_prompt(evidence)
     yield from _apart(evidence, decode)
     yield from _temperature(evidence)
-    yield from _several_answers(evidence)
     yield from _left_out(evidence)
-
-
-def _several_answers(evidence: Evidence) -> Iterator[Finding]:
-    """Requests for more than one answer, all of which are learned with what the rollout earned."""
-    choices: dict[tuple[str, str], set[int]] = {}
-    for info in (c.info for e in evidence.episodes for c in e.calls):
-        choices.setdefault((info.rollout_id, info.response_id), set()).add(info.choice)
-    requests = [len(numbers) for numbers in choices.values()]
-    several = [count for count in requests if count > 1]
-    if several and len(several) >= MANY * len(requests):
-        yield warning(
-            "several_answers",
-            f"{share(len(several), len(requests))} requests ask for several answers, up to n={max(several)}. What the "
-            "rollout earns is learned of all of them, also of those that the agent did not use.",
-            "Leave n out: group_size already runs each task several times. An agent that chooses among answers asks "
-            "for each in a request of its own.",
-            answers=max(several),
-        )
 
 
 def _failed_calls(evidence: Evidence) -> Iterator[Finding]:
