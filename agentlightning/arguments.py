@@ -327,7 +327,8 @@ def refuse_unknown(
 ) -> None:
     """Raises ConfigError for the first name that is no setting, with the one that was probably meant."""
     if positional:
-        raise ConfigError(f"{what} takes its settings by name, for example {what}({next(iter(known))}=…).")
+        also = " Agent and tasks go to fit: Trainer(algorithm=…).fit(agent, tasks)." if what == "Trainer" else ""
+        raise ConfigError(f"{what} takes its settings by name, for example {what}({next(iter(known))}=…).{also}")
     for name in given:
         if name not in known:
             meant = None if name in others else nearest(str(name), known)

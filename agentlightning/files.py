@@ -46,6 +46,14 @@ def meant_by(path: Path, endings: Collection[str] = ()) -> str:
     return f" Did you mean {by_stem[like[0]]}?" if like else ""
 
 
+def text_of(path: Path, what: str) -> str:
+    """The text of a file that `what` names, for example --edit user=@FILE. Raises ConfigError where it is none."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{what} cannot be read: {error}. Name a file of text in UTF-8.") from error
+
+
 def _allowed(most: int) -> int:
     """The permissions of a new file (`most` 0o666) or folder (0o777). Raises ConfigError for an unfit AGL_UMASK."""
     given = os.environ.get(UMASK) or "077"

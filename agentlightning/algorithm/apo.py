@@ -30,6 +30,7 @@ from agentlightning.algorithm.prompts.settings import PromptSettings
 from agentlightning.algorithm.prompts.words import conclude
 from agentlightning.algorithm.sampling.rollouts import Stopped
 from agentlightning.errors import ConfigError
+from agentlightning.files import text_of
 from agentlightning.types import Dataset, Demonstrations
 
 
@@ -211,4 +212,4 @@ def _texts(files: Sequence[str | Path] | None, otherwise: str) -> list[str]:
             raise ConfigError(f"{file}: the critic's prompts are plain text with {{placeholders}} here, not POML.")
         if not Path(file).is_file():
             raise ConfigError(f"There is no file '{file}' with a prompt for the critic.")
-    return [Path(file).read_text(encoding="utf-8") for file in files]
+    return [text_of(Path(file), f"'{file}'") for file in files]

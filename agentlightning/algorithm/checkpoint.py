@@ -232,7 +232,10 @@ def _where_they_are(folder: Path) -> str:
     if not folder.is_dir():
         missing = f"'{folder}' is a file." if folder.exists() else f"The folder '{folder}' is not there."
     elif (folder / RUN_FILE).is_file():
-        return "The run stopped before its first checkpoint was saved. Start it again without --resume."
+        return (
+            "The run stopped before its first checkpoint was saved, or its folder 'checkpoints' was moved or deleted. "
+            "Start it again without --resume."
+        )
     else:
         missing = "It is no run's folder."
     runs = sorted({file.parent.parent.parent for file in place.glob(f"*/checkpoints/step-*/{CHECKPOINT_FILE}")})

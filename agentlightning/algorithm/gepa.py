@@ -24,6 +24,7 @@ from agentlightning.algorithm.prompts.settings import PromptSettings
 from agentlightning.algorithm.prompts.words import conclude
 from agentlightning.algorithm.sampling.rollouts import Stopped
 from agentlightning.errors import ConfigError, missing_extra
+from agentlightning.files import text_of
 from agentlightning.types import Dataset, Demonstrations
 
 if TYPE_CHECKING:
@@ -283,7 +284,7 @@ def _own_prompt(file: str | Path | None) -> str | None:
         return None
     if not Path(file).is_file():
         raise ConfigError(f"There is no file '{file}' with a prompt for the critic.")
-    text = Path(file).read_text(encoding="utf-8")
+    text = text_of(Path(file), f"'{file}'")
     for needed in ("<curr_param>", "<side_info>"):
         if needed not in text:
             raise ConfigError(f"{file} has no {needed}, so the critic would not see it. Add it.")

@@ -26,7 +26,8 @@ SHORTER_PROMPTS = (
 )
 KEEPS_ANSWERS = (
     "It probably keeps answers from one rollout to the next (functools.cache, a dictionary, a cache of its client). "
-    "Turn that off: every rollout must ask the model itself, because its own answer is what is learned from."
+    "Turn that off: every rollout must ask the model itself, because its own answer is what is learned from. If the "
+    "run was resumed, look whether this is the agent that it began with."
 )
 """What to do about an agent that earns rewards without asking the model."""
 _FRAME = re.compile(r'  File "(.+)", line (\d+), in .*')
@@ -37,6 +38,7 @@ BUSY_FIX = (
     "A provider turns requests away because there are too many of them: lower concurrency (or the provider's "
     "max_concurrency), or ask it for a higher limit."
 )
+_PROVIDER_FIX = "Check that provider: its base URL, its key, the model's name, and that it runs."
 _FIX_OF = {
     Outcome.AGENT_ERROR: "Mend what the message names; agl show --failed shows whole rollouts.",
     Outcome.TIMEOUT: "See where it waits (agl show --failed), or set rollout_config=RolloutConfig(timeout_seconds=…).",
@@ -136,7 +138,7 @@ def most_fail(failed: Sequence[Episode], of: int) -> Finding:
     return (problem if 2 * len(failed) >= of else warning)(
         "rollouts_fail",
         f"{share(len(failed), of)} rollouts failed. Most common ({count}×): {outcome.value}: {with_cause(error, text)}",
-        BUSY_FIX if is_busy(text) else _FIX_OF.get(outcome, ""),
+        BUSY_FIX if is_busy(text) else _PROVIDER_FIX if "The provider of '" in error else _FIX_OF.get(outcome, ""),
         outcomes=dict(Counter(e.outcome.value for e in failed).most_common()),
         error="" if _below_the_first_line(error) else _end_of_error(error),
         rollouts=[e.rollout.rollout_id for e in failed if e.outcome is outcome][-EXAMPLES:],
@@ -161,7 +163,7 @@ def with_cause(error: str, first: str) -> str:
 
 def _below_the_first_line(error: str) -> tuple[str, ...]:
     """Nothing of errors that are no exceptions, such as a program's."""
-    lines = error.strip().splitlines()[1:]
+    lines = [line for line in error.strip().splitlines()[1:] if line != "Traceback (most recent call last):"]
     frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
     if not frames:
         return ()

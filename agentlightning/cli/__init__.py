@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ def main() -> None:
     """Entry point: errors made for the user end in one message, without a traceback, and for `--json` in an object with
     the error's code; Ctrl-C ends with status 130."""
     from agentlightning.cli.app import app
+    from agentlightning.cli.environment import misspelt
     from agentlightning.cli.interrupt import INTERRUPTED, was_interrupted
     from agentlightning.console import Console, SafeFormatter, never_fail_to_print, safe
 
@@ -22,6 +24,8 @@ def main() -> None:
     log = logging.StreamHandler()
     log.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[log])
+    for words in misspelt(os.environ):
+        Console(stderr=True, highlight=False, soft_wrap=True).print(words, style="yellow", markup=False)
     try:
         app()
     except AgentLightningError as error:

@@ -18,7 +18,7 @@ from agentlightning.files import meant_by
 from agentlightning.litagent import Kubernetes, LitAgent, Program
 from agentlightning.litagent.known_agents import KNOWN_AGENTS, KnownAgent
 from agentlightning.litagent.placeholders import split
-from agentlightning.trainer.example import load_agent
+from agentlightning.trainer.example import agents_in, load_agent
 from agentlightning.trainer.tasks import load_tasks
 
 _READERS: Mapping[str, str | None] = {
@@ -140,7 +140,9 @@ def _check_command(command: str, *, here: bool) -> None:
     if not here:
         return
     if program.endswith(".py") and not os.access(program, os.X_OK):
-        raise ConfigError(f"Give {program}:name of a function in it, or the command 'python {command}'.")
+        names = agents_in(Path(program))
+        agent = f"{program}:{names[0]}" if names else f"{program}:name of a function in it"
+        raise ConfigError(f"Give {agent}, or the command 'python {command}'.")
     if shutil.which(program) is None and Path(program).is_file():
         reader = _READERS.get(Path(program).suffix.lower(), "sh")
         if reader is None:

@@ -17,7 +17,7 @@ from agentlightning.arguments import FEW, nearest
 from agentlightning.cli.options import BackendOptions, value_in
 from agentlightning.cli.trust import code_in, require_trust
 from agentlightning.errors import ConfigError
-from agentlightning.files import meant_by
+from agentlightning.files import meant_by, text_of
 from agentlightning.trainer.live import RUN_FILE
 from agentlightning.trainer.provenance import TASKS_FILE, VAL_TASKS_FILE
 
@@ -107,6 +107,8 @@ def _refuse_other_names(file: Path, found: Mapping[str, Any]) -> None:
     for name, value in found.items():
         if name in _ON_THE_COMMAND_LINE:
             raise ConfigError(f"{file} has '{name}', which is given on the command line: --{name.replace('_', '-')} …")
+        if name not in settings and difflib.get_close_matches(name, ["algorithm"]) not in ([], [name]):
+            raise ConfigError(f"{file} has '{name}'. Did you mean algorithm?")
         if isinstance(value, dict) and name not in settings and settings & value.keys():
             raise ConfigError(f"{file} has settings below '{name}'; they stand at the top, without a heading.")
 
@@ -194,16 +196,26 @@ def run_of_config(config: Path | None) -> RepeatedRun:
     return RepeatedRun(agent, about.get("environment"), train, val)
 
 
+def _of_toml(text: str) -> Any:
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:
+        lines = re.finditer(r"(?m)^([\w.-]+) *= *([A-Za-z][\w./-]*) *$", text)
+        bare = next((line for line in lines if line[2] not in ("true", "false", "inf", "nan")), None)
+        quotes = f'. Text stands in quotes: {bare[1]} = "{bare[2]}"' if bare is not None else ""
+        raise ValueError(f"{error}{quotes}") from error
+
+
 def _parse(file: Path) -> Any:
+    text = text_of(file, str(file))
     if file.suffix == ".json":
-        text = file.read_text()
         try:
             return json.loads(text)
         except ValueError as error:
             comma = ". A comma stands before a bracket that closes: take it out" if re.search(r",\s*[]}]", text) else ""
             raise ValueError(f"{error}{comma}") from error
     if file.suffix == ".toml":
-        return tomllib.loads(file.read_text())
+        return _of_toml(text)
     if file.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"'{file}' ends in none of .json, .yaml, .toml.")
     try:
@@ -216,7 +228,7 @@ def _parse(file: Path) -> Any:
 
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
     try:
-        return yaml.load(file.read_text(), Loader)
+        return yaml.load(text, Loader)
     except yaml.YAMLError as error:
         tab = ". Indent with blanks: YAML takes no tabs" if r"'\t'" in str(error) else ""
         nested = ". Settings stand below each other, each at the left" if "mapping values" in str(error) else ""

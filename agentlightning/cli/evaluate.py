@@ -87,6 +87,8 @@ class MeasuredModel:
     """Of those that have not failed: how many were ended by `max_context`, `max_calls` or `max_tokens`."""
     cut_off: int
     """Answers that ended at the `max_tokens` of their request."""
+    uncalled: int = 0
+    """Of those that have not failed: how many ended without a call of the model."""
     error: str | None = None
     """Why the first that failed did."""
 
@@ -94,7 +96,10 @@ class MeasuredModel:
 _MARKS = {
     "truncated": "rollouts were ended by max_context, max_calls or max_tokens, and count with what they had earned",
     "cut_off": "answers were cut off at the max_tokens of their request",
+    "uncalled": "rollouts ended without a call of the model, so what they earned says nothing of it. Give the agent's "
+    "client llm.endpoint, llm.api_key and llm.model",
 }
+_NOTHING = "Nothing was measured of the models: every rollout failed, or ended without a call."
 
 
 def rollouts_of(options: EvalOptions) -> int:
@@ -116,15 +121,17 @@ def estimates_of(options: EvalOptions) -> dict[str, Callable[[Sequence[float]], 
 
 
 def run_evaluation(options: EvalOptions) -> bool:
-    """Run both models on the tasks and print a table. Returns whether all rollouts failed."""
+    """Run both models on the tasks and print a table. Returns whether nothing was measured of them."""
     with held_checkpoint(options.checkpoint) as held:
         return _evaluate(held or options.checkpoint, options)
 
 
 def _evaluate(checkpoint: Path, options: EvalOptions) -> bool:
-    """Whether all rollouts failed, so that nothing was measured."""
+    """Whether all rollouts failed or called no model, so that nothing was measured."""
     repeats = rollouts_of(options)
     trained, came_from, run = resolve(checkpoint)
+    if came_from is not None:
+        run = {"agent": None, **run}  # a checkpoint is of a run, though its run.json may be lost
     named = options.agent or options.environment.env
     require_trust(checkpoint, [*code_in(trained.settings), *own_agent(named, run)], trust=options.trust)
     untrained = came_from if options.base is None else replace(came_from or trained, model=options.base)
@@ -148,7 +155,7 @@ def _evaluate(checkpoint: Path, options: EvalOptions) -> bool:
         rewards[label] = [measured.rewards[i : i + repeats] for i in range(0, len(measured.rewards), repeats)]
         _warn(label, measured)
     names = {label: served and served.name for label, served in models.items()}
-    nothing = all(one.failed == len(one.rewards) for one in found.values())
+    nothing = all(one.failed + one.uncalled == len(one.rewards) for one in found.values())
     if options.as_json:
         shown = {name: _numbers(estimate, rewards) for name, estimate in estimates_of(options).items()}
         counts = {what: {label: getattr(one, what) for label, one in found.items()} for what in ("failed", *_MARKS)}
@@ -159,7 +166,7 @@ def _evaluate(checkpoint: Path, options: EvalOptions) -> bool:
         if "gain" in (numbers := _numbers(estimate, rewards)):
             gain, low, high = numbers["gain"].values()
             terminal.print(f"Gain on the same tasks: [bold]{gain:+.3f}[/bold], 95 % interval {low:+.3f} to {high:+.3f}")
-            terminal.print(_sentence(name, low, high, len(held_out)))
+            terminal.print(_NOTHING if nothing else _sentence(name, low, high, len(held_out)))
     return nothing
 
 
@@ -227,6 +234,7 @@ def measure(
         failed=len(failed),
         error=next(((e.attempt and e.attempt.error) or e.outcome.value for e in failed), None),
         truncated=outcomes.count(Outcome.TRUNCATED),
+        uncalled=sum(e.good and not e.calls for e in episodes),
         cut_off=sum(c.info.finish_reason == "length" for e in episodes if e.outcome is Outcome.OK for c in e.calls),
     )
 
@@ -254,6 +262,8 @@ def _agent_and_tasks(
         held_out = load_tasks(tasks)
     elif example is not None and agent is None:
         held_out = load_example(example, "recipe").test_tasks()
+        if not run:
+            stderr_terminal.print(f"No run is known of it: its agent and tasks are those of the example {example}.")
     else:
         held_out = run_sync(_validation_tasks(latest_checkpoint(checkpoint).parent.parent)) if run else []
         if not held_out:

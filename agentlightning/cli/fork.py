@@ -23,6 +23,7 @@ from agentlightning.cli.opened import check_order, described, opened_run
 from agentlightning.cli.trust import require_trust
 from agentlightning.console import one_line, safe, terminal
 from agentlightning.errors import ConfigError
+from agentlightning.files import text_of
 from agentlightning.gateway.edits import EDITABLE, EDITED
 from agentlightning.gateway.replay import REPLAYED
 from agentlightning.installation import command_name
@@ -90,15 +91,8 @@ def edits_in(given: Sequence[str]) -> dict[EditRole, str]:
             raise ConfigError(f"--edit {one_line(one, 60)}: the role must be one of {', '.join(EDITABLE)}.")
         if role in found:
             raise ConfigError(f"--edit {role} is given twice. A fork edits one message of each role; leave one out.")
-        found[role] = _text_of_file(role, Path(text[1:])) if text.startswith("@") else text
+        found[role] = text_of(Path(text[1:]), f"--edit {role}={text}") if text.startswith("@") else text
     return found
-
-
-def _text_of_file(role: str, path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--edit {role}=@{path} cannot be read: {error}. Name a file of text in UTF-8.") from error
 
 
 def _print(rows: Sequence[dict[str, Any]], original: _Original, edits: Mapping[EditRole, str]) -> None:

@@ -19,11 +19,20 @@ from agentlightning.cli.commands.train import ImportOptions
 from agentlightning.console import terminal
 from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_write, meant_by
+from agentlightning.metrics.jsonl import RUN_FILE
 
 _NO_TEXT = (
     "Their text was not recorded. With OpenTelemetry it is if "
     "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY is set while the agent runs; from Langfuse's API ask "
     "for fields=core,basic,io,model,usage."
+)
+
+
+_OF_CHATS = frozenset(("messages", "conversations", "conversation", "mapping", "prompt", "input"))
+"""Fields of conversations that no program traced."""
+_CHATS = (
+    " Conversations need no import: agl train --data FILE takes them, a line of JSON for each, "
+    '{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}'
 )
 
 
@@ -37,7 +46,8 @@ def import_traces(options: ImportOptions) -> None:
         try:
             add_value(value, found)
         except ValueError as error:
-            raise ConfigError(f"{place}: {error}.") from None
+            chats = _CHATS if _OF_CHATS.intersection(_first(value)) else ""
+            raise ConfigError(f"{place}: {error}.{chats}") from None
     examples = found.examples()
     good = _good(examples, options.min_score)
     lines = [{**line, **_scores_of(example)} for example in good for line in fine_tuning_lines([example])]
@@ -53,16 +63,27 @@ def import_traces(options: ImportOptions) -> None:
     _print(options.to, counts, examples)
 
 
+def _first(value: Any) -> Mapping[str, Any]:
+    """The object that a value of JSON is, or the first of its list; an empty one for anything else."""
+    first = value[0] if isinstance(value, list) and value else value
+    return first if isinstance(first, Mapping) else {}
+
+
 def _nothing(counts: Mapping[str, Any], wanted: Sequence[str]) -> str:
     """Why there is no conversation."""
     if counts["below_min_score"]:
         return f"None of {counts['below_min_score']} conversations has these scores: {', '.join(wanted)}."
+    seen = {
+        "model calls without text": counts["calls_without_text"],
+        "other records": counts["other_records"],
+        "conversations without an answer": counts["left_out"],
+    }
+    if not any(seen.values()):
+        return "There is no conversation in these files: no call of a model is recorded in them, or none has an answer."
     why = "They are spans of tools, agents or chains." if counts["other_records"] else ""
     why = _NO_TEXT if counts["calls_without_text"] else why
-    return (
-        f"There is no conversation in these files: {counts['calls_without_text']} model calls without text, "
-        f"{counts['other_records']} other records, {counts['left_out']} conversations without an answer. {why}".rstrip()
-    )
+    held = ", ".join(f"{count} {what}" for what, count in seen.items())
+    return f"There is no conversation in these files: {held}. {why}".rstrip()
 
 
 def _print(to: Path, counts: Mapping[str, Any], examples: Sequence[Any]) -> None:
@@ -124,6 +145,11 @@ def _values(sources: Sequence[Path]) -> Iterator[tuple[str, Any]]:
     for source in sources:
         if not source.exists():
             raise ConfigError(f"There is no file {source}.{meant_by(source)}")
+        if (source / RUN_FILE).is_file():
+            raise ConfigError(
+                f"'{source}' is a run of this program, whose conversations are written by  agl export "
+                f"{quote(str(source))} --jsonl FILE"
+            )
         files = (
             [source] if source.is_file() else sorted(p for p in source.rglob("*") if p.suffix in (".json", ".jsonl"))
         )

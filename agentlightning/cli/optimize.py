@@ -21,7 +21,7 @@ from agentlightning.cli.configuration import parsed_settings
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.console import Console
 from agentlightning.errors import ConfigError
-from agentlightning.files import meant_by
+from agentlightning.files import meant_by, text_of
 from agentlightning.gateway.routing.upstream import Provider
 from agentlightning.keys import not_empty
 from agentlightning.net.outgoing import http_session, reason_of
@@ -38,6 +38,8 @@ _BUDGETS = ("budget_rollouts", "budget_critic_tokens", "budget_cost")
 _OF_THE_COMMAND = ("async_openai_client", "rollout_config", "prices")
 _MODELS_SECONDS = 10.0
 _LISTED = 10
+_JINJA = re.compile(r"\{\{-?\s*[A-Za-z_][^{}\"':]*\}\}|\{%")
+"""Text in which braces are Jinja's. Doubled braces around anything but a name, as around JSON, are braces as text."""
 _PRICES = ("critic_input", "critic_output", "agent_input", "agent_output")
 
 
@@ -49,8 +51,9 @@ def read_prompts(options: OptimizeOptions) -> dict[str, PromptTemplate]:
         name, text = _named(given, "prompt_template")
         if name in found:
             raise ConfigError(f"--prompt {given}: a prompt {name} is given already. Name each: --prompt NAME=FILE.")
-        engine = "jinja" if "{{" in text else "f-string"
-        found[name] = PromptTemplate(template=text, engine=engine)
+        if not text.strip():
+            raise ConfigError(f"--prompt {given}: the file is empty. Write the prompt that the agent has now into it.")
+        found[name] = PromptTemplate(template=text, engine="jinja" if _JINJA.search(text) else "f-string")
     for given in options.system_prompt:
         agent, text = _named(given, "")
         found[f"system_{agent}" if agent else "system_prompt"] = SystemPrompt(
@@ -79,7 +82,7 @@ def _named(given: str, otherwise: str) -> tuple[str, str]:
     if not path.is_file():
         a_text = " Write the text into a file, and give the file." if re.search(r"[\s{]", str(path)) else ""
         raise ConfigError(f"There is no file '{path}' with a prompt.{a_text or meant_by(path)}")
-    return (name if equals else otherwise), path.read_text(encoding="utf-8").rstrip("\n")
+    return (name if equals else otherwise), text_of(path, f"'{path}'").rstrip("\n")
 
 
 def optimize_agent(options: OptimizeOptions) -> None:

@@ -61,6 +61,9 @@ async def _there_are(opened: OpenedRun, wanted: ShowOptions) -> str:
     if wanted.rollout is not None:
         return f" The last one is {last[0].rollout_id}; agl show RUN prints the last ones."
     episodes = await collect(opened.store, [r.rollout_id for r in last])
+    names = [str(group) for r in last if (group := (r.metadata or {}).get("group")) is not None]
+    if wanted.group is not None and names and wanted.group not in names:
+        return f" A group is named by its step and its number there; the last one is {names[0]}."
     said = [f"The last {len(last)}"]
     steps = [int(r.metadata["step"]) for r in last if (r.metadata or {}).get("step") is not None]
     rewards = [e.reward for e in episodes if e.reward is not None]

@@ -151,8 +151,13 @@ def location_of(run: Path) -> Location:
             f"{url} is an address, and this reads a run's folder. A served store is shown by  agl dashboard {url}"
         )
     file = run / STORE_FILE if run.is_dir() else run
+    if not file.is_file() and (run / RUN_FILE).is_file():
+        raise ConfigError(
+            f"The run '{run}' has no {STORE_FILE}, which holds its rollouts: copy it here from where the run was. If "
+            "it recorded in a served store (--server), they are there. agl runs, compare and serve do without."
+        )
     if not file.is_file():
-        where = f"in '{run}': it has no {STORE_FILE}" if run.is_dir() else f"'{file}'"
+        where = f"in '{run}': it has no {STORE_FILE}" if run.is_dir() else f"'{file}': it does not exist"
         meant = "" if run.is_dir() else meant_by(run)
         inside = max(run.glob(f"*/{STORE_FILE}"), key=lambda found: found.stat().st_mtime, default=None)
         latest = f" The latest run in it is {inside.parent}." if inside is not None else ""
@@ -176,7 +181,8 @@ def _address(given: Path) -> str | None:
 
 def run_around(place: Path) -> str:
     """Which run a file or a folder belongs to, as a sentence to put behind another; nothing where it is in none."""
-    around = next((folder for folder in list(place.parents)[:3] if (folder / RUN_FILE).is_file()), None)
+    parents = Path(os.path.normpath(place)).parents[:3]  # a/../b is not in a
+    around = next((folder for folder in parents if (folder / RUN_FILE).is_file()), None)
     return "" if around is None else f" It is inside the run {around}: give that."
 
 

@@ -99,7 +99,7 @@ def _explain(error: Any, typed: Sequence[str] = ()) -> None:
         alone = [word for word in typed[1:] if not word.startswith("-")]
         if error.param.opts[0].startswith("-") and len(alone) == len(typed) - 1 == 1:
             error.message += f" Type {error.param.opts[0]} {alone[0]}"
-    elif (wrong := _refused_value(error)) is not None:
+    elif (wrong := _refused_value(error, options)) is not None:
         error.message = wrong
     elif extra := re.search(r"unexpected extra arguments? ?(?:\(s\))? ?\((.*)\)$", error.message):
         error.message += f". {_of_extra(extra[1].split(), options) or _of_place(of, arguments, extra[1])}"
@@ -112,14 +112,14 @@ def _explain(error: Any, typed: Sequence[str] = ()) -> None:
             error.message += f" There are: {', '.join(of.command.commands)}."
 
 
-def _refused_value(error: Any) -> str | None:
+def _refused_value(error: Any, options: Sequence[str]) -> str | None:
     """What is said of an option's value that pydantic refused, with what the option is if it was to be a number."""
     reasons = getattr(error.__cause__, "errors", None)
     if type(error).__name__ != "BadParameter" or reasons is None:
         return None
     said, given = of_validator(reasons()[0]["msg"]), reasons()[0]["input"]
     if not said.startswith("it must be"):
-        return said
+        return f"{said} --{given} is an option of its own." if f"--{given}" in options else said
     decimal = "" if "whole" in said else as_number(given)
     return f"it is {given!r}; {said}.{decimal} {getattr(error.param, 'help', None) or ''}".rstrip()
 

@@ -43,6 +43,7 @@ def rollout_findings(evidence: Evidence) -> Iterator[Finding]:
         return
     yield from _failed(episodes)
     yield from _calls(evidence)
+    yield from _several_answers(evidence)
     yield from _truncated(evidence)
     yield from _rewards(evidence)
 
@@ -158,6 +159,24 @@ def _other_endpoint(evidence: Evidence, episodes: Sequence[Episode]) -> tuple[st
 def _called_other_endpoint(episode: Episode) -> bool:
     error = (episode.attempt and episode.attempt.error) or ""
     return not episode.good and any(words in error for words in _OTHER_ENDPOINT_ERRORS)
+
+
+def _several_answers(evidence: Evidence) -> Iterator[Finding]:
+    """Requests for more than one answer, all of which are learned with what the rollout earned."""
+    choices: dict[tuple[str, str], set[int]] = {}
+    for info in (c.info for e in evidence.episodes for c in e.calls):
+        choices.setdefault((info.rollout_id, info.response_id), set()).add(info.choice)
+    requests = [len(numbers) for numbers in choices.values()]
+    several = [count for count in requests if count > 1]
+    if several and len(several) >= MANY * len(requests):
+        yield warning(
+            "several_answers",
+            f"{share(len(several), len(requests))} requests ask for several answers, up to n={max(several)}. All are "
+            "learned with what the rollout earns, also those that the agent did not use.",
+            "Leave n out: group_size already runs each task several times. An agent that chooses among answers asks "
+            "for each in a request of its own.",
+            answers=max(several),
+        )
 
 
 def _truncated(evidence: Evidence) -> Iterator[Finding]:

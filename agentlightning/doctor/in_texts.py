@@ -297,8 +297,9 @@ def _empty(evidence: Evidence) -> Iterator[Finding]:
         yield warning(
             "empty_answers",
             f"{share(len(empty), len(answers))} answers of the model are empty.",
-            "Look at the prompt in a rollout (agl show --full): does it end where the assistant speaks? A model that "
-            "reasons may need a larger max_tokens.",
+            "Look at the prompt in a rollout (agl show --full): does it end where the assistant speaks? An answer that "
+            "begins with one of the request's stop sequences is empty, too. A model that reasons may need a larger "
+            "max_tokens.",
             answers=len(answers),
         )
 

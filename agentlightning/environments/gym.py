@@ -120,13 +120,16 @@ class GymEnvironment(Environment):
     def _otherwise(self, error: Exception) -> str:
         """What to give in place of a name or an option that Gymnasium does not know."""
         gymnasium = _gymnasium()
-        if isinstance(error, gymnasium.error.NameNotFound) and "Did you mean" not in str(error):
-            return " All names:  python -c 'import gymnasium; gymnasium.pprint_registry()'"
+        if type(error) in (gymnasium.error.Error, gymnasium.error.NameNotFound) and "Did you mean" not in str(error):
+            registered = sorted(name for name in gymnasium.registry if name.startswith(f"{self._name}-v"))
+            like = f" Did you mean {', '.join(f'gym:{name}' for name in registered)}?" if registered else ""
+            return like or " All names:  python -c 'import gymnasium; gymnasium.pprint_registry()'"
         creator = gymnasium.spec(self._name).entry_point if isinstance(error, TypeError) else None
         if creator is None:
             return ""
         creator = gymnasium.envs.registration.load_env_creator(creator) if isinstance(creator, str) else creator
-        return f" Its options are {', '.join(inspect.signature(creator).parameters)}."
+        ours = [p.name for p in inspect.signature(type(self)).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        return f" Its options are {', '.join(inspect.signature(creator).parameters)}; those of gym: {', '.join(ours)}."
 
     def shown(self, made: Any, observation: Any) -> str:
         """An observation in words: itself, if it is a text, else what is drawn, else JSON."""

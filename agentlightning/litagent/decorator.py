@@ -62,6 +62,15 @@ class FunctionAgent(LitAgent[Any]):
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function itself, as it is called to try it. Raises TypeError where it is called to be given to `fit`."""
+        if not args and not kwargs:
+            try:
+                inspect.signature(self.function).bind()
+            except TypeError:
+                name = _name(self.function)
+                raise TypeError(
+                    f"{name}() runs the agent, and was given no task. To train it, leave () out: fit({name}, tasks)."
+                ) from None
         return self.function(*args, **kwargs)
 
     @property

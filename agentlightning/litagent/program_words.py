@@ -18,6 +18,8 @@ LONGEST = 2000
 """Characters of a program's stderr that are shown: its end."""
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File "([^"]+)", line \d+')
+_RAISED = re.compile(r"[\w.]+(: .+)?$")
+"""The last line of a traceback: an exception with its message, which may be shorter."""
 _GRADERS_FOLDER = re.compile(r"[^\s'\"]*/agl-grader-\w+/")
 _SCRIPTS = re.compile(r"(python[\d.]*|node|nodejs|ruby|perl|bash|sh|Rscript|php|deno|bun|tsx|ts-node)$")
 _SCRIPT_FILE = re.compile(r".+\.(py|js|mjs|cjs|ts|rb|pl|sh|R|php)$")
@@ -44,7 +46,9 @@ def printed_too(stdout: str, reward: str) -> str | None:
 def ended_badly(code: int, stdout: str, stderr: str, *, reward: str, folder: Path, files: Path | None) -> str:
     """The message of a program that ended with another exit code than 0."""
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    said = [f"The program ended with {how}.", shown(stderr, folder, files), *_advice(stdout, stderr, reward)]
+    raised = stderr.rstrip().rpartition("\n")[2] if _TRACEBACK in stderr else ""
+    first = f"The program ended with {how}. {raised if _RAISED.match(raised) else ''}".rstrip()
+    said = [first, shown(stderr, folder, files), *_advice(stdout, stderr, reward)]
     return "\n".join(filter(None, said))
 
 

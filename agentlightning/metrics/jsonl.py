@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_write
 from agentlightning.metrics.sink import Sink
 
@@ -33,6 +34,19 @@ class JsonlSink(Sink):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Reads all complete lines of a metrics file. An unfinished last line is skipped."""
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    return [json.loads(line) for line in lines]
+    """Reads all complete lines of a metrics file. An unfinished last line is skipped.
+
+    Raises ConfigError for a line that is no step, as a file that was edited or cut in the middle has one.
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    return [_row(line, path, number) for number, line in enumerate(lines, 1)]
+
+
+def _row(line: str, path: Path, number: int) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict) or "step" not in row:
+        raise ConfigError(f"{path} is damaged: line {number} is no step. Delete that line; the others can be read.")
+    return row

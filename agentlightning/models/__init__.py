@@ -49,10 +49,7 @@ def resolve_model(name: str | Path) -> str:
         inner = (written[-1].parent if written else path) / "model"  # of a run, its last checkpoint's
         if (inner / "config.json").is_file() or (inner / "adapter_config.json").is_file():
             return str(inner.resolve())
-        raise ModelError(
-            f"The directory {path} holds no model: it has no config.json. "
-            "Give a Hugging Face model directory, a training run's folder, or one of its checkpoints."
-        )
+        raise ModelError(f"The directory {path} holds no model: it has no config.json. {_instead_of(path)}")
     if path.is_file():
         raise ModelError(f"'{text}' is a file, and a model is a folder. Give a folder or a Hugging Face id.")
     if path.is_absolute() or text.startswith((".", "~")) or text.count("/") != 1 or ":" in text:
@@ -62,6 +59,18 @@ def resolve_model(name: str | Path) -> str:
             f"package: {', '.join(shipped) or 'none'}."
         )
     return text
+
+
+def _instead_of(folder: Path) -> str:
+    """What to give in place of a folder without a model."""
+    if (folder / "run.json").is_file():
+        return (
+            "It is a run without a checkpoint: it stopped before the first was saved, or its folder 'checkpoints' was "
+            "moved or deleted."
+        )
+    if inside := sorted(folder.glob("step-*/checkpoint.json")):
+        return f"Its last checkpoint is {inside[-1].parent}: give that, or the run's folder."
+    return "Give a Hugging Face model directory, a training run's folder, or one of its checkpoints."
 
 
 _OWNERS = {
@@ -113,8 +122,9 @@ def _never_trainable(text: str, path: Path) -> str | None:
     """Why a name is of no model whose weights can be trained, and what to do instead; None for others."""
     if _OF_PROVIDERS.match(text) and not path.exists():
         return (
-            f"'{text}' is a provider's model: nobody else has its weights, so they cannot be trained. Tune its prompts "
-            "(agl optimize), let an agent ask it (agl run --endpoint URL), or train a model with weights (agl models)."
+            f"'{text}' is a provider's model: nobody else has its weights, so they cannot be loaded or trained. Tune "
+            "its prompts (agl optimize), let an agent ask it (agl run --endpoint URL), or train a model with weights "
+            "(agl models)."
         )
     if path.suffix == ".gguf" or (path.is_dir() and any(path.glob("*.gguf")) and not (path / "config.json").is_file()):
         return (

@@ -101,6 +101,8 @@ def with_gateway(ending: Ending, summary: GatewaySummary) -> Ending:
     if ending.outcome is Outcome.OK:
         outcome = Outcome.TRUNCATED if summary.limit else Outcome.OK
         return Ending(outcome, rewarded=ending.rewarded or summary.rewarded)
+    if summary.refused_by_provider:
+        return ending  # its client has the right address and key: the refusal came through the gateway
     return _with_hint(ending, heard=summary.calls > 0)
 
 

@@ -19,7 +19,7 @@ OWN_ADDRESS = (
 )
 OWN_KEY = (
     "No account is needed, and no environment variable: give the client the key of the rollout,  "
-    "OpenAI(base_url=llm.endpoint, api_key=llm.api_key)."
+    "OpenAI(base_url=llm.endpoint, api_key=llm.api_key). Anthropic(…) takes the same two."
 )
 OTHER_KEY = (
     "The model in training had answered already, so this client is another one's, of a judge or a tool: give it its "
@@ -79,6 +79,11 @@ NOT_AS_EXPECTED = (
     "The model had answered. If what it wrote is the cause, that is no failure of the agent: return a low reward for "
     "it, such as 0.0, in place of an error, so that the model learns from it."
 )
+NO_TEXT = (
+    "In an answer that calls a tool message.content is None, and the call is in message.tool_calls. If that is the "
+    "None here, take  message.content or ''  and return a low reward, such as 0.0, for an answer of the wrong form."
+)
+OF_RESPONSES = "The Responses API calls it max_output_tokens; max_tokens is Chat Completions'."
 _ANSWERS = "(ChatCompletion|ChatCompletionMessage|Completion|Choice|Message|Response)"
 
 _PYTHONS_WORDS = {
@@ -93,6 +98,7 @@ _PYTHONS_WORDS = {
     r"^maximum recursion depth exceeded": CALLS_ITSELF,
     r"unexpected keyword argument '(endpoint|api_base|url|host|openai_api_base)'": BASE_URL,
     r"Object of type (function|builtin_function_or_method|method|type) is not JSON serializable": NO_FUNCTION,
+    r"Responses\.create\(\) got an unexpected keyword argument 'max_tokens'": OF_RESPONSES,
     r"'coroutine' object (has no attribute|is not)": AWAIT_IT,
     r"^'?(OPENAI|ANTHROPIC|GEMINI|GOOGLE|AZURE)_[A-Z_]+'?$": OWN_KEY,
     r"asyncio\.run\(\) cannot be called from a running event loop|event loop is already running": IN_A_LOOP,
@@ -117,6 +123,11 @@ _SAID_BY_PROGRAMS = re.compile(
 )
 _OF_TEXTS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, SyntaxError)
 """What is raised by code that reads a text of another form than it expects."""
+_NONE_FOR_TEXT = re.compile(
+    r"(not|got) '?NoneType'?$|argument of type 'NoneType'|^'NoneType' object has no attribute "
+    r"'(strip|lower|upper|split|find|replace|startswith|endswith|partition)'"
+)
+"""What Python says of a None where a text is read."""
 _WANTS_A_KEY = ("api_key", "credentials", "authentication method", "API key")
 
 
@@ -172,7 +183,9 @@ def hint_if_heard(error: BaseException | None) -> str | None:
         return OTHER_KEY
     if _is(error, _NOT_CONNECTED):
         return OTHER_ADDRESS
-    return NOT_AS_EXPECTED if isinstance(error, _OF_TEXTS) and hint_for(error) is None else None
+    if not isinstance(error, _OF_TEXTS) or hint_for(error) is not None:
+        return None
+    return NO_TEXT if _NONE_FOR_TEXT.search(message_of(error)) else NOT_AS_EXPECTED
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -181,8 +181,13 @@ def refuse_while_loading() -> None:
         )
 
 
-def as_agent(agent: LitAgent[Any] | Callable[..., Any] | None) -> LitAgent[Any]:
-    """A plain function is taken as if it were decorated with `@rollout`. Raises ConfigError for what is no agent."""
+_SOURCES = {"SFT": ("conversations", "chats"), "DPO": ("preferences", "pairs")}
+"""What the data may be that an algorithm learns without an agent, and how its `source` says so."""
+
+
+def as_agent(agent: LitAgent[Any] | Callable[..., Any] | None, algorithm: object = None) -> LitAgent[Any]:
+    """A plain function is taken as if it were decorated with `@rollout`. Raises ConfigError for what is no agent, in
+    words that suit the algorithm."""
     if isinstance(agent, LitAgent):
         _check_methods(agent)
         return agent
@@ -191,12 +196,20 @@ def as_agent(agent: LitAgent[Any] | Callable[..., Any] | None) -> LitAgent[Any]:
         mend = f"give an instance of it: {agent.__name__}(…)." if runs else f"an agent is {_AN_AGENT}"
         raise ConfigError(f"The agent is the class {agent.__name__}; {mend}")
     if agent is None:
-        raise ConfigError(
-            "There is no agent. Leave it out only if runners on other machines have it: Trainer(strategy='remote')."
-        )
+        remote = "Leave it out only if runners on other machines have it: Trainer(strategy='remote')."
+        raise ConfigError(f"There is no agent. {_without_agent(algorithm) or remote}")
     if callable(agent):
         return FunctionAgent(agent)
-    raise ConfigError(_no_agent(agent))
+    raise ConfigError(" ".join(filter(None, (_no_agent(agent), _without_agent(algorithm)))))
+
+
+def _without_agent(algorithm: object) -> str:
+    """How an algorithm learns examples without an agent; nothing where it cannot, or does already."""
+    name = type(algorithm).__name__
+    if name not in _SOURCES or getattr(algorithm, "source", None) != "rollouts":
+        return ""
+    what, source = _SOURCES[name]
+    return f"For {what} in place of rollouts none is needed: {name}(source={source!r}, …), then fit(None, {what})."
 
 
 def _check_methods(agent: LitAgent[Any]) -> None:

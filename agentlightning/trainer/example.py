@@ -111,6 +111,18 @@ def _inside(path: Path, name: str) -> str:
     return f" Line {lines[0]} defines it, indented: move it out of the block that it stands in." if lines else ""
 
 
+def agents_in(path: Path) -> list[str]:
+    """The names of the functions under @rollout, and of the LitAgents, at the top of a file that is not run for it."""
+    try:
+        nodes = ast.parse(path.read_bytes()).body
+    except (OSError, ValueError, SyntaxError):
+        return []
+    named = [n for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+    marks = {n.name: [*n.decorator_list, *(n.bases if isinstance(n, ast.ClassDef) else ())] for n in named}
+    ours = re.compile(r"\b(rollout|LitAgent)\b")
+    return [name for name, found in marks.items() if any(ours.search(ast.unparse(each)) for each in found)]
+
+
 def _load_file(path: Path) -> ModuleType:
     """The file as a module of its own; one with relative imports as part of the package that its folder is."""
     sys.path.insert(0, str(path.parent.resolve()))

@@ -17,6 +17,7 @@ from agentlightning.files import make_folder
 from agentlightning.metrics import plot_curve
 from agentlightning.metrics.jsonl import METRICS_FILE as METRICS_FILE, RUN_FILE as RUN_FILE
 from agentlightning.models.weights import damage_of_checkpoint
+from agentlightning.trainer.provenance import TASKS_FILE, VAL_TASKS_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,12 @@ def prepare_folder(run_dir: Path, *, resuming: bool) -> None:
         raise ConfigError(
             f"{run_dir} holds a run already, which would be overwritten. Give another run_dir (--run-dir). A run that "
             f"trains is gone on with by resume='{run_dir}', or --resume {quote(str(run_dir))} with agl train."
+        )
+    own = [name for name in (TASKS_FILE, VAL_TASKS_FILE) if (run_dir / name).exists()]
+    if not resuming and own and not (run_dir / RUN_FILE).exists():
+        raise ConfigError(
+            f"{run_dir} holds {' and '.join(own)} and is no run's folder. A run writes files by these names, so yours "
+            "would be lost. Give a new folder as run_dir (--run-dir)."
         )
     try:
         make_folder(run_dir)

@@ -302,7 +302,8 @@ class Trainer(GivenByName):
         """
         refuse_while_loading()
         needless = val_dataset is None and isinstance(self.algorithm, TrainingSettings) and not self.algorithm.samples
-        agent = LitAgent() if agent is None and (needless or self.strategy.runs_no_agent) else as_agent(agent)
+        without = agent is None and (needless or self.strategy.runs_no_agent)
+        agent = LitAgent() if without else as_agent(agent, self.algorithm)
         self._agent = agent
         current_trainer.set(self)
         if self.strategy.role == "runner":

@@ -53,6 +53,8 @@ class Said:
     """The temperature that the agent asked for."""
     trained: bool = True
     finish_reason: str = "stop"
+    answers: int = 1
+    """How many its request asks for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +108,8 @@ async def _rollout(store: LightningStore, run_id: str, group: str, step: int, to
         await store.update_attempt(**where, status=AttemptStatus.FAILED, outcome=Outcome.INFRA_ERROR, error=error)
         claim = await store.start_attempt(claim.rollout_id)
         where["attempt_id"] = claim.attempt.attempt_id
-    await store.add_calls([_call(said, n, **where) for n, said in enumerate(told.calls)])
+    asked = [(said, n, choice) for n, said in enumerate(told.calls) for choice in range(said.answers)]
+    await store.add_calls([_call(said, n, choice, **where) for said, n, choice in asked])
     spans = [Span.from_attributes(name="chat", attributes=dict(a), **where) for a in told.spans]
     spans += [_failure(text, n, **where) for n, text in enumerate(told.failed_calls)]
     if told.refused:
@@ -135,16 +138,17 @@ def _failure(text: str, number: int, **where: Any) -> Span:
     )
 
 
-def _call(said: Said, number: int, *, rollout_id: str, attempt_id: str) -> CallRecord:
-    call_id, unique = f"{attempt_id}-{number}", next(_numbers)
+def _call(said: Said, number: int, choice: int, *, rollout_id: str, attempt_id: str) -> CallRecord:
+    response_id, unique = f"{attempt_id}-{number}", next(_numbers)
+    call_id = f"{response_id}:{choice}" if choice else response_id
     ids = [unique, unique + 1, unique + 2] if said.ids is None else list(said.ids)
     logprobs = np.full(len(ids), -1.0, dtype=np.float32)
     info = CallInfo(
         call_id=call_id,
-        response_id=call_id,
+        response_id=response_id,
         rollout_id=rollout_id,
         attempt_id=attempt_id,
-        choice=0,
+        choice=choice,
         policy="policy" if said.trained else "judge",
         trained=said.trained,
         agent=None,

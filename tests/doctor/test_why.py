@@ -145,6 +145,11 @@ SICK: dict[str, tuple[str, str, Recording]] = {
         "primary_key",
         Recording(groups=groups(lambda g, m: replace(mixed(g, m), spans=(reward_attributes(0.25),)))),
     ),
+    "several answers": (
+        "several_answers",
+        "Leave n out",
+        Recording(groups=groups(lambda g, m: replace(mixed(g, m), calls=(Said(answers=2),)))),
+    ),
     "never asks": ("never_called", "base_url=llm.endpoint", Recording(groups=told(calls=()))),
     "asks another": (
         "calls_not_captured",

@@ -228,7 +228,6 @@ def test_what_first_agents_raise(monkeypatch: pytest.MonkeyPatch, wrong: str, wo
         "__import__('json').loads('forty-two')",
         "'42'.split('####')[1]",
         "__import__('json').loads('42')['answer']",
-        "None.strip()",
         "{}['answer']",
         "1 / len('')",
         "__import__('ast').literal_eval('f(')",

@@ -187,7 +187,7 @@ class Evaluator:
         if reward is not None and not low <= reward <= high:
             raise ConfigError(
                 f"Task {task} earned {reward:g}, which is outside of reward_range=({low:g}, {high:g}). Give the range "
-                "that rewards can have, for example reward_range=(-1, 1)."
+                "that rewards can have, for example reward_range=(-1, 1), or --set 'reward_range=[-1, 1]'."
             )
         spans = list(await self._context.store.query_spans(record.rollout.rollout_id, "latest"))
         said = [c for c in conversations(spans) if c.answer is not None]

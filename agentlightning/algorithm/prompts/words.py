@@ -46,6 +46,8 @@ def closing(run: PromptRun) -> str:
     if run.rejected:
         reasons = "; ".join(dict.fromkeys(run.rejected[:MOST_REASONS]))
         lines.append(f"{len(run.rejected)} edits were not run: {reasons}{'; …' * (len(run.rejected) > MOST_REASONS)}")
+        if len(run.candidates) == 1:
+            lines.append("So nothing was tried but the first prompt. Take a stronger model as the critic.")
     lines.append(f"The best prompt is in {run.context.run_dir / BEST_FOLDER}.")
     return "\n".join(lines)
 

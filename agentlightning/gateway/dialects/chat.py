@@ -291,12 +291,12 @@ def _calls(message: Mapping[str, Any], where: str, reading: Reading) -> list[dic
         place = f"{where}.tool_calls[{index}]"
         kind = reading.known(call, CALLS, place)
         if kind == "custom":
-            custom = required(call, "custom", dict)
+            custom = required(call, "custom", dict, place)
             reading.check(custom, CUSTOM_CALLED, f"{place}.custom")
             called = {**custom, "id": call.get("id"), "input": arguments_of_text(custom.get("input"))}
             calls.append(sent_call(called, place, id="id", arguments="input"))
         elif kind is not None:
-            function = required(call, "function", dict)
+            function = required(call, "function", dict, place)
             reading.check(function, CALLED, f"{place}.function")
             calls.append(sent_call({**function, "id": call.get("id")}, place, id="id", arguments="arguments"))
     if not calls and (old := typed(message, "function_call", dict, {})):
@@ -314,7 +314,7 @@ def _tools(given: Sequence[Any], reading: Reading) -> ToolSet:
         kind = reading.known(tool, TOOLS, where)
         if kind is None:
             continue
-        inner, fields = required(tool, kind, dict), CUSTOM if kind == "custom" else FUNCTION
+        inner, fields = required(tool, kind, dict, where), CUSTOM if kind == "custom" else FUNCTION
         reading.check(inner, fields, f"{where}.{kind}")
         name = tool_name(inner, f"{where}.{kind}")
         if kind == "custom":

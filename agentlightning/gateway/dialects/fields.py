@@ -114,10 +114,12 @@ def typed(body: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
     return value
 
 
-def required(body: Mapping[str, Any], name: str, kind: type[T]) -> T:
+def required(body: Mapping[str, Any], name: str, kind: type[T], where: str = "") -> T:
+    """The field as a `kind`. `where`: which part of the request `body` is, such as tools[0]; empty for all of it."""
     value = body.get(name)
     if not isinstance(value, kind):
-        raise Refusal(f"'{name}' is required and must be of type {kind.__name__}.", code="invalid_type", param=name)
+        param = f"{where}.{name}" if where else name
+        raise Refusal(f"'{param}' is required and must be of type {kind.__name__}.", code="invalid_type", param=param)
     return value
 
 

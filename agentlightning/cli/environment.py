@@ -1,0 +1,23 @@
+"""The environment variables that a user sets, and those that are spelled nearly like one of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+
+OF_USERS = (
+    *("AGL_API_KEY", "AGL_CRITIC_KEY", "AGL_EMBEDDINGS_KEY", "AGL_JUDGE_KEY", "AGL_STORE_KEY", "AGL_TEACHER_KEY"),
+    *("AGL_UPSTREAM_KEY", "AGL_ALLOW_HOSTS", "AGL_CACHE", "AGL_CURRENT_ROLE", "AGL_DEBUG", "AGL_UMASK"),
+    *("AGL_MANAGED_STORE", "AGL_SERVER_HOST", "AGL_SERVER_PORT", "AGL_STORE_DSN"),
+)
+"""All of them. A program is given others, such as AGL_TASK, and its user may have more."""
+_OTHERS = ("AGL_EMITTER_DEBUG", "AGL_TASK", "AGL_TASK_FILE", "AGL_REWARD_FILE", "AGL_REWARD_URL")
+_ALIKE = 0.85
+
+
+def misspelt(variables: Iterable[str]) -> Iterator[str]:
+    """A sentence for each variable that is one of ours but for a letter or a word, and so has no effect."""
+    for name in variables:
+        if name.startswith("AGL_") and name not in (*OF_USERS, *_OTHERS):
+            for meant in difflib.get_close_matches(name, OF_USERS, n=1, cutoff=_ALIKE):
+                yield f"{name} is set, and nothing reads it. Did you mean {meant}?"

@@ -1,0 +1,319 @@
+"""The commands around a training: prompts, evaluations, folders that were moved or damaged, traces, and what is said of
+agents that go about their model in another way than they seem to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+from typer.testing import CliRunner
+
+import agentlightning as agl
+from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.rollout_verdicts import KEEPS_ANSWERS, most_fail
+from agentlightning.cli.app import app
+from agentlightning.cli.configuration import read_config
+from agentlightning.cli.environment import OF_USERS, misspelt
+from agentlightning.cli.evaluate import measure, resolve
+from agentlightning.cli.optimize import read_prompts
+from agentlightning.errors import in_words
+from agentlightning.gateway.attempts import AttemptSummary
+from agentlightning.gateway.dialects.fields import Refusal, required
+from agentlightning.litagent.program_words import ended_badly
+from agentlightning.metrics import SilentConsole
+from agentlightning.metrics.jsonl import JsonlSink, read_metrics
+from agentlightning.models import resolve_model
+from agentlightning.runner.endings import Ending, with_gateway
+from agentlightning.runner.hints import NO_TEXT, OF_RESPONSES, OWN_ADDRESS, hint_for, hint_if_heard, hint_if_unheard
+from agentlightning.types import Attempt, Outcome, Rollout
+from tests.cli.test_export_model import make_checkpoint
+from tests.cli.test_optimize import options
+
+CHATS = '{"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    make_checkpoint(tmp_path / "run", Path(resolve_model("calc")))
+    (tmp_path / "run" / "run.json").write_text("{}")
+    (tmp_path / "a.py").write_text("def agent(task, llm):\n    return 1.0\n")
+    (tmp_path / "tasks.jsonl").write_text("1\n2\n")
+    return tmp_path
+
+
+def answer(command: str) -> str:
+    done = CliRunner(env={"COLUMNS": "300"}).invoke(app, shlex.split(command))
+    assert done.exit_code in (1, 2), done.output
+    if isinstance(done.exception, agl.AgentLightningError):
+        return in_words(done.exception)
+    assert isinstance(done.exception, SystemExit), done.exception
+    return " ".join(done.output.replace("│", " ").split())
+
+
+# ---- prompts -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "engine"),
+    [
+        ("Answer: {question}", "f-string"),
+        ("Answer: {{question}}", "jinja"),
+        ("Answer: {{ task.question | upper }}", "jinja"),
+        ("{% if question %}Answer{% endif %}", "jinja"),
+        ('Reply as {{"answer": 1}}: {question}', "f-string"),
+        ("Reply as {{}}: {question}", "f-string"),
+    ],
+)
+def test_doubled_braces_around_json_are_braces(text: str, engine: str, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text(text)
+    (prompt,) = read_prompts(options(tmp_path, prompt=[str(tmp_path / "p.txt")])).values()
+    assert prompt.engine == engine
+    assert "{question}" not in prompt.format(question="1 + 1", task={"question": "1 + 1"})
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(b"PK\x03\x04\xff\xfe", "Name a file of text in UTF-8"), (b" \n", "the file is empty")]
+)
+def test_a_file_that_holds_no_prompt(content: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "p.docx").write_bytes(content)
+    with pytest.raises(agl.ConfigError, match=words):
+        read_prompts(options(tmp_path, prompt=[str(tmp_path / "p.docx")]))
+
+
+@pytest.mark.parametrize("kind", [agl.APO, agl.GEPA])
+def test_a_critics_prompt_that_is_no_text(kind: Any, tmp_path: Path) -> None:
+    (tmp_path / "p.docx").write_bytes(b"PK\x03\x04\xff\xfe")
+    file = tmp_path / "p.docx"
+    given: Any = {"gradient_prompt_files": [file]} if kind is agl.APO else {"reflection_prompt_file": file}
+    with pytest.raises(agl.ConfigError, match="Name a file of text in UTF-8"):
+        kind(critic_url="http://h/v1", budget_rollouts=9, **given)
+
+
+# ---- evaluations ---------------------------------------------------------------------------------------------------
+
+
+def test_an_agent_that_calls_no_model_measures_nothing() -> None:
+    found = measure(resolve(Path(resolve_model("calc")))[0], agl.rollout(lambda task: 1.0), [1, 2])
+    assert (found.rewards, found.failed, found.uncalled) == ([1.0, 1.0], 0, 2)
+
+
+def test_a_checkpoint_whose_run_is_not_known_is_not_tried_on_an_example(folder: Path) -> None:
+    (folder / "run" / "run.json").unlink()
+    assert "There are no validation tasks of a run: give tasks" in answer("eval run --trust")
+    assert "The agent of this run is not known" in answer("eval run --trust --tasks tasks.jsonl")
+
+
+# ---- folders -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("why run", "The run 'run' has no store.db, which holds its rollouts: copy it here"),
+        ("show run/checkpoints/step-000001", "It is inside the run run: give that."),
+        ("eval run/checkpoints --agent a.py:agent --tasks tasks.jsonl", "Its last checkpoint is run/checkpoints/step-"),
+        ("compare run run/../other", "it has no run.json. Give a run's folder; agl runs lists them."),
+        ("show run --outcome failed", "--failed is an option of its own."),
+        ("import run --to chats.jsonl", "is a run of this program, whose conversations are written by agl export run"),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_a_command(command: str, words: str) -> None:
+    said = answer(command)
+    assert words in " ".join(said.split())
+    assert "inside" in words or "inside" not in said
+
+
+def test_a_run_whose_checkpoints_are_gone(folder: Path) -> None:
+    shutil.rmtree(folder / "run" / "checkpoints")
+    assert "It is a run without a checkpoint" in answer("serve run")
+    with pytest.raises(agl.ConfigError, match="or its folder 'checkpoints' was moved or deleted"):
+        agl.Trainer(resume="run")
+
+
+@pytest.mark.parametrize("damage", ['{"step": 1, "rew', "\0\0\0", "7", "{}"])
+def test_a_damaged_line_of_metrics_is_named(damage: str, tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(f'{{"step": 1}}\n{damage}\n')
+    with pytest.raises(agl.ConfigError, match=r"metrics\.jsonl is damaged: line 2 is no step\. Delete that line"):
+        read_metrics(file)
+    with pytest.raises(agl.ConfigError, match="line 2"):
+        JsonlSink(file, 2)
+
+
+def test_a_run_does_not_take_the_place_of_the_users_tasks(folder: Path) -> None:
+    trainer = agl.Trainer(algorithm=agl.GRPO(model="calc"), run_dir=".", console=SilentConsole())
+    with pytest.raises(agl.ConfigError, match=r"holds tasks\.jsonl and is no run's folder"):
+        trainer.fit(lambda task, llm: 1.0, [1])
+    assert (folder / "tasks.jsonl").read_text() == "1\n2\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("c.toml", b"steps = 3\nmodel = calc\n", 'Text stands in quotes: model = "calc"'),
+        ("c.toml", b"shuffle = true\nsteps = \n", "Invalid value (at line 2, column 9)."),
+        ("c.json", b"\xff\xfe{", "Name a file of text in UTF-8"),
+    ],
+)
+def test_a_file_of_settings_that_cannot_be_read(name: str, text: bytes, words: str, folder: Path) -> None:
+    (folder / name).write_bytes(text)
+    assert words in answer(f"train --agent a.py:agent --tasks tasks.jsonl --config {name}")
+
+
+def test_a_file_of_settings_that_begins_as_windows_writes_it(folder: Path) -> None:
+    (folder / "c.json").write_bytes(b'\xef\xbb\xbf{"steps": 3}')
+    assert read_config(folder / "c.json") == {"steps": 3}
+
+
+# ---- traces --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (CHATS, "Conversations need no import: agl train --data FILE"),
+        ('[{"title": "x", "mapping": {}}]', "Conversations need no import"),
+        ('{"resourceSpans": []}', "no call of a model is recorded in them"),
+    ],
+)
+def test_what_is_no_trace(text: str, words: str, folder: Path) -> None:
+    (folder / "traces.json").write_text(text)
+    said = answer("import traces.json --to chats.jsonl")
+    assert words in said
+    assert " 0 " not in said
+
+
+# ---- agents --------------------------------------------------------------------------------------------------------
+
+
+def test_a_provider_that_refuses_the_key_is_not_taken_for_another_address() -> None:
+    class AuthenticationError(Exception):
+        """As clients have it."""
+
+    why = "The provider of 'llm' answered 401. Check the key that it is sent"
+    raised = Ending(Outcome.AGENT_ERROR, "AuthenticationError: 401", exception=AuthenticationError("401"))
+    ended = with_gateway(raised, AttemptSummary(refused_by_provider=why))
+    assert why in (ended.error or "")
+    assert OWN_ADDRESS not in (ended.error or "")
+    assert OWN_ADDRESS in (with_gateway(raised, AttemptSummary()).error or "")
+
+
+def failed(error: str, outcome: Outcome) -> Episode:
+    attempt = Attempt(rollout_id="r", attempt_id="a", sequence_id=1, outcome=outcome, error=error, start_time=0)
+    return Episode(Rollout(rollout_id="r", input=1), attempt, None, [])
+
+
+def test_a_provider_that_does_not_answer_is_what_is_looked_at_first() -> None:
+    error = "The provider of 'llm' (http://127.0.0.1:9/v1) did not answer: nothing listens at 127.0.0.1:9."
+    assert "Check that provider" in most_fail([failed(error, Outcome.INFRA_ERROR)], 1).fix
+
+
+def test_a_program_that_raised_says_what_first(tmp_path: Path) -> None:
+    stderr = f'Traceback (most recent call last):\n  File "{tmp_path}/a.py", line 2, in <module>\n    import openai\n'
+    raised = "ModuleNotFoundError: No module named 'openai'"
+    error = ended_badly(1, "", f"{stderr}{raised}\n", reward="last_line", folder=tmp_path, files=None)
+    assert error.splitlines()[0] == f"The program ended with exit code 1. {raised}"
+    words = most_fail([failed(error, Outcome.AGENT_ERROR)], 1).words
+    assert raised in words
+    assert "Traceback" not in words
+
+
+@pytest.mark.parametrize(
+    "mistake", [json.loads, re.compile("4").search, lambda text: "4" in text, lambda text: text.strip()]
+)
+def test_an_answer_without_text_that_is_read_as_text(mistake: Any) -> None:
+    with pytest.raises((TypeError, AttributeError)) as caught:
+        mistake(None)
+    assert hint_if_heard(caught.value) == NO_TEXT
+    assert hint_if_unheard(caught.value) is None, "the model wrote nothing yet"
+
+
+def test_a_limit_by_the_name_of_another_api() -> None:
+    client = AsyncOpenAI(base_url="http://127.0.0.1:9/v1", api_key="any")
+    with pytest.raises(TypeError) as caught:
+        client.responses.create(max_tokens=8)  # pyright: ignore
+    assert hint_for(caught.value) == OF_RESPONSES
+
+
+def test_a_field_of_a_tool_is_named_with_the_tool() -> None:
+    with pytest.raises(Refusal, match=r"'tools\[0\]\.function' is required"):
+        required({"name": "calc"}, "function", dict, "tools[0]")
+
+
+def test_an_agent_that_was_changed_on_resuming_is_thought_of() -> None:
+    assert "the agent that it began with" in KEEPS_ANSWERS
+
+
+# ---- words of other places -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("agl.Trainer(print, [1])", "Agent and tasks go to fit: Trainer(algorithm=…).fit(agent, tasks)."),
+        ("trainer(agl.SFT(model='calc')).fit([1])", "SFT(source='chats', …), then fit(None, conversations)."),
+        ("trainer(agl.DPO(model='calc')).fit(None, [1])", "DPO(source='pairs', …), then fit(None, preferences)."),
+        ("trainer(agl.GRPO(model='calc')).fit(None, [1])", "Trainer(strategy='remote')."),
+    ],
+)
+def test_an_agent_that_is_not_where_it_belongs(wrong: str, words: str, tmp_path: Path) -> None:
+    def trainer(algorithm: Any) -> agl.Trainer:
+        return agl.Trainer(algorithm=algorithm, run_dir=tmp_path, console=SilentConsole())
+
+    with pytest.raises(agl.ConfigError) as caught:
+        eval(wrong, {"agl": sys.modules["agentlightning"], "trainer": trainer})
+    assert str(caught.value).endswith(words)
+
+
+def test_an_agent_that_is_called_where_it_is_given() -> None:
+    @agl.rollout
+    def mine(task: Any) -> float:
+        return 1.0
+
+    with pytest.raises(TypeError, match=r"To train it, leave \(\) out: fit\(.*mine, tasks\)\."):
+        mine()
+    assert mine(1) == 1.0
+
+
+def test_a_file_of_which_the_agent_is_not_named(folder: Path) -> None:
+    (folder / "b.py").write_text("import agentlightning as agl\n\n\n@agl.rollout\ndef mine(task):\n    return 1.0\n")
+    assert "Give b.py:mine, or the command" in answer("train --agent b.py --tasks tasks.jsonl --model calc")
+    assert "Give a.py:name of a function in it" in answer("train --agent a.py --tasks tasks.jsonl --model calc")
+
+
+def test_an_algorithm_that_is_misspelt_in_a_file_of_settings(folder: Path) -> None:
+    (folder / "c.json").write_text('{"algoritm": "GRPO", "model": "calc"}')
+    assert "Did you mean algorithm?" in answer("train --agent a.py:agent --tasks tasks.jsonl --config c.json")
+
+
+def test_variables_of_the_environment_that_are_misspelt() -> None:
+    assert list(misspelt(["AGL_DEBG", "AGL_JUDGE_API_KEY", "AGL_MODEL", "AGL_TASKS", *OF_USERS, "AGL_TASK_FILE"])) == [
+        "AGL_DEBG is set, and nothing reads it. Did you mean AGL_DEBUG?",
+        "AGL_JUDGE_API_KEY is set, and nothing reads it. Did you mean AGL_JUDGE_KEY?",
+    ]
+    pages = "".join(page.read_text() for page in (Path(__file__).parents[2] / "docs").glob("*.md"))
+    assert [name for name in OF_USERS if name not in pages] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("FrozenLake", "Did you mean gym:FrozenLake-v1?"), ("Nothing-v0", "gymnasium.pprint_registry()")],
+)
+def test_a_name_of_gymnasium_without_its_version(name: str, words: str) -> None:
+    pytest.importorskip("gymnasium")
+    assert words in answer(f"env check gym:{name}")
+
+
+def test_an_option_of_gymnasium_that_is_not_there() -> None:
+    pytest.importorskip("gymnasium")
+    assert "those of gym: tasks, val_tasks, first_seed" in answer("env check gym:FrozenLake-v1 --env-option n=3")
