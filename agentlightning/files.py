@@ -63,13 +63,21 @@ def _allowed(most: int) -> int:
 
 
 def open_private(path: str | Path, mode: str, *, encoding: str | None = None) -> IO[Any]:
-    """`open` for files that a run writes: those that are new get the permissions of `AGL_UMASK`."""
+    """`open` for files that a run writes: those that are new get the permissions of `AGL_UMASK`. Raises ConfigError for
+    a link, which a run's folder that was copied from elsewhere may have to any file here."""
     return open(path, mode, encoding=encoding, opener=_opened)
 
 
+def refuse_link(path: str | Path) -> None:
+    """Raises ConfigError for a link in the place of a file that is written."""
+    if os.path.islink(path):
+        raise ConfigError(f"{path} is a link, and a run writes through none. Take it away, and try again.")
+
+
 def _opened(name: str, flags: int) -> int:
-    is_new = not os.path.exists(name)
-    file = os.open(name, flags, 0o600)
+    is_new = not os.path.lexists(name)
+    refuse_link(name)
+    file = os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
     if is_new:
         os.chmod(name, _allowed(0o666))
     return file
@@ -107,13 +115,19 @@ def atomic_directory(path: Path, *, shared: bool = False) -> Iterator[Path]:
 
 
 def atomic_write(path: Path, text: str) -> None:
-    """Replace the content of a file in one step. A key that was given out stands in none whole."""
+    """Replace the content of a file in one step. A key that was given out stands in none whole. Raises OSError that
+    names the file where the disk does not take it; then the old content stays, and nothing else."""
     make_folder(path.parent)
     work = path.with_name(f".{path.name}.{os.getpid()}")
     work.unlink(missing_ok=True)
-    with open_private(work, "x") as file:
-        file.write(redacted(text))
-    work.replace(path)
+    try:
+        with open_private(work, "x") as file:
+            file.write(redacted(text))
+        work.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            work.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def remove_tree(path: Path) -> None:

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
+from agentlightning.adapter.continued import SaidPlaces, SaidTree
 from agentlightning.adapter.conversations import message_of_parts
-from agentlightning.adapter.numbered import numbered_messages, numbered_tools, read_json
+from agentlightning.adapter.numbered import below_numbers, numbered_messages, numbered_tools, read_json
 from agentlightning.adapter.scores import (
     ImportedScore,
+    calls_below_each,
     evaluations,
     langfuse_score,
     langfuse_scores,
@@ -82,21 +84,32 @@ class Imported:
     def examples(self) -> list[Example]:
         """The conversations, those of calls after those that were whole already. Those that are scored have the fields
         `scores` and `score_comments`."""
-        by_trace: dict[str, dict[str, list[ImportedCall]]] = {}
-        for call in sorted(self.calls, key=lambda call: call.began):  # two instruments may record the same call
-            said = json.dumps([_compared(message) for message in (*call.messages, call.answer)])
-            by_trace.setdefault(call.trace, {}).setdefault(said, []).append(call)
-        ends: list[Example] = []
-        for trace, calls in by_trace.items():
-            firsts = [same[0] for same in calls.values()]
-            scored = self._scored(trace, [call for same in calls.values() for call in same])
-            for end in (call for call in firsts if not _goes_on(call, firsts)):
-                example = _example([*end.messages, end.answer], end.tools)
-                if scored:
-                    parts = {call.ident for same in calls.values() for call in same if _is_part(same[0], end)}
-                    example |= score_fields([score for score, idents in scored if idents & parts])
-                ends.append(example)
+        by_trace: dict[str, list[ImportedCall]] = {}
+        for call in sorted(self.calls, key=lambda call: call.began):
+            by_trace.setdefault(call.trace, []).append(call)
+        ends = [one for trace, calls in by_trace.items() for one in self._ends(trace, calls)]
         return [*self.conversations, *ends]
+
+    def _ends(self, trace: str, calls: Sequence[ImportedCall]) -> Iterator[Example]:
+        """A conversation for each call of a trace that no other one goes on from. Clocks have no say in it: they step
+        back. Two instruments may record the same call."""
+        tree = SaidTree()
+        firsts: dict[int, tuple[ImportedCall, SaidPlaces]] = {}
+        idents: dict[int, set[str]] = {}
+        for call in calls:
+            said = tree.add(map(_compared, call.messages), _compared(call.answer))
+            firsts.setdefault(said.end, (call, said))
+            idents.setdefault(said.end, set()).add(call.ident)
+        continued = {place for _, said in firsts.values() for place in said.prompt}
+        scored = self._scored(trace, calls)
+        for call, said in firsts.values():
+            if said.end in continued:
+                continue
+            example = _example([*call.messages, call.answer], call.tools)
+            if scored:
+                parts = set().union(*(idents.get(place, ()) for place in (*said.prompt, said.end)))
+                example |= score_fields([score for score, of in scored if not of.isdisjoint(parts)])
+            yield example
 
     def unmatched_scores(self) -> int:
         """How many scores are of no model call that was found."""
@@ -109,7 +122,8 @@ class Imported:
     def _scored(self, trace: str, calls: Sequence[ImportedCall]) -> list[tuple[ImportedScore, set[str]]]:
         """The scores of a trace, with the calls that they are of."""
         idents, parents = {call.ident for call in calls}, self.parents.get(trace, {})
-        found = [(score, scored_calls(score, idents, parents)) for score in self.scores.get(trace, ())]
+        below = calls_below_each(idents, parents) if trace in self.scores else {}
+        found = [(score, scored_calls(score, idents, parents, below)) for score in self.scores.get(trace, ())]
         return [(score, scored) for score, scored in found if scored]
 
 
@@ -136,19 +150,8 @@ def add_value(value: Any, found: Imported) -> None:
         raise ValueError(f"an object with {', '.join(list(value)[:8]) or 'nothing in it'} is none of: {kinds}")
     try:
         reader.read(value, found)
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise ValueError(f"it is not what {reader.name} writes: {type(error).__name__}: {error}") from None
-
-
-def _goes_on(call: ImportedCall, calls: Iterable[ImportedCall]) -> bool:
-    """Whether one of the calls begins with this one and its answer. Clocks have no say in it: they step back."""
-    whole = [_compared(message) for message in (*call.messages, call.answer)]
-    return any([_compared(message) for message in one.messages[: len(whole)]] == whole for one in calls)
-
-
-def _is_part(call: ImportedCall, end: ImportedCall) -> bool:
-    """Whether a conversation that ends with a call has another one in it, or is its."""
-    return call is end or _goes_on(call, [end])
 
 
 _DIGITS = 30
@@ -170,10 +173,11 @@ def _nanoseconds(moment: Any) -> int:
     return (date - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
 
 
-def _compared(message: Message) -> Any:
+def _compared(message: Message) -> str:
     """A message as it is compared: an absent content is an empty one, and what only answers have does not count."""
     calls = [(c.get("id"), c.get("function", {}).get("name")) for c in message.get("tool_calls") or ()]
-    return message["role"], message.get("content") or "", calls, message.get("tool_call_id")
+    said = message["role"], message.get("content") or "", calls, message.get("tool_call_id")
+    return json.dumps(said, sort_keys=True)
 
 
 def _example(messages: Sequence[Message], tools: Sequence[Any]) -> Example:
@@ -360,15 +364,13 @@ def _by_values(attributes: Mapping[str, Any], _: Events) -> Read:
 
 def _openinference(attributes: Mapping[str, Any], prefix: str) -> list[Message]:
     messages: list[Message] = []
-    while below := _below(attributes, f"{prefix}.{len(messages)}.message."):
-        message: Message = {"role": below.get("role", "user"), "content": below.get("content") or ""}
-        texts: list[str] = []
-        while part := _below(below, f"contents.{len(texts)}.message_content."):
-            texts.append(part.get("text") or "")
-        calls: list[Any] = []
-        while call := _below(below, f"tool_calls.{len(calls)}.tool_call."):
-            calls.append(_called(call.get("id"), call.get("function.name"), call.get("function.arguments")))
-        message["content"] = message["content"] or "".join(texts)
+    for below in below_numbers(attributes, prefix, "message."):
+        texts = [part.get("text") or "" for part in below_numbers(below, "contents", "message_content.")]
+        calls = [
+            _called(call.get("id"), call.get("function.name"), call.get("function.arguments"))
+            for call in below_numbers(below, "tool_calls", "tool_call.")
+        ]
+        message: Message = {"role": below.get("role", "user"), "content": below.get("content") or "".join(texts)}
         named = {"tool_calls": calls} if calls else {}
         if below.get("tool_call_id"):
             named["tool_call_id"] = below["tool_call_id"]
@@ -376,15 +378,10 @@ def _openinference(attributes: Mapping[str, Any], prefix: str) -> list[Message]:
     return messages
 
 
-def _below(attributes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {name[len(prefix) :]: value for name, value in attributes.items() if name.startswith(prefix)}
-
-
 def _tools(attributes: Mapping[str, Any]) -> list[Any]:
-    """Those that OpenInference and Langfuse write."""
-    tools = [*_said(attributes.get("langfuse.observation.input"))[1]]
-    while below := _below(attributes, f"llm.tools.{len(tools)}.tool."):
-        tools.append(_json(below.get("json_schema"), {}))
+    """Those that Langfuse or OpenInference write."""
+    written = _said(attributes.get("langfuse.observation.input"))[1]
+    tools = written or [_json(b.get("json_schema"), {}) for b in below_numbers(attributes, "llm.tools", "tool.")]
     return [tool for tool in tools if tool]
 
 

@@ -5,11 +5,11 @@ AgentOps writes the tool calls of an answer as spans below the call's own; the p
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
+from agentlightning.reading import parsed_json
 from agentlightning.types import Span
 
 Message = dict[str, Any]
@@ -19,11 +19,7 @@ _FUNCTIONS = ("gen_ai.request.functions", "llm.request.functions")
 def numbered_messages(attributes: Mapping[str, Any], prefix: str) -> list[Message]:
     """Messages as AgentOps and OpenLLMetry write them: `gen_ai.prompt.0.role`, `gen_ai.prompt.0.content`, …"""
     found: list[Message] = []
-    for index in count():
-        at = f"{prefix}.{index}"
-        keys = {key[len(at) + 1 :]: value for key, value in attributes.items() if key.startswith(f"{at}.")}
-        if not keys:
-            return found
+    for keys in below_numbers(attributes, prefix):
         role = "assistant" if prefix == "gen_ai.completion" else "user"
         message: Message = {"role": keys.get("role") or role, "content": _content(keys.get("content", ""))}
         if "tool_call_id" in keys:
@@ -31,7 +27,21 @@ def numbered_messages(attributes: Mapping[str, Any], prefix: str) -> list[Messag
         if calls := _numbered_calls(keys):
             message |= {"content": message["content"] or None, "tool_calls": calls}
         found.append(message)
-    raise AssertionError("count() has no end")
+    return found
+
+
+def below_numbers(attributes: Mapping[str, Any], prefix: str, then: str = "") -> Iterator[dict[str, Any]]:
+    """What stands below `PREFIX.0.THEN`, `PREFIX.1.THEN` and so on, up to the first number that is missing."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in attributes.items():
+        if key.startswith(f"{prefix}."):
+            number, dot, rest = key[len(prefix) + 1 :].partition(".")
+            if dot and rest.startswith(then):
+                found.setdefault(number, {})[rest[len(then) :]] = value
+    for index in count():
+        if str(index) not in found:
+            return
+        yield found[str(index)]
 
 
 def _numbered_calls(keys: Mapping[str, Any]) -> list[Any]:
@@ -110,6 +120,6 @@ def _begins(messages: Sequence[Message], prompt: Sequence[Message]) -> bool:
 def read_json(text: Any, default: Any) -> Any:
     """The value of a JSON text; `default` for what is none."""
     try:
-        return json.loads(text) if isinstance(text, str) else default
+        return parsed_json(text) if isinstance(text, str) else default
     except ValueError:
         return default

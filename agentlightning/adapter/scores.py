@@ -15,6 +15,8 @@ SCORES, COMMENTS = "scores", "score_comments"
 """The fields of a conversation that hold its scores by name, and what was said of them."""
 EVALUATION = "gen_ai.evaluation.result"
 """The event of OpenTelemetry's GenAI conventions that holds a score."""
+_DEEPEST = 1000
+"""Things above one another in a trace."""
 _BOOLEANS = {"true": 1, "false": 0}
 
 
@@ -87,25 +89,39 @@ def _number(value: Any) -> float | None:
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def scored_calls(score: ImportedScore, calls: Collection[str], parents: Mapping[str, str]) -> set[str]:
+def scored_calls(
+    score: ImportedScore, calls: Collection[str], parents: Mapping[str, str], below: Mapping[str, set[str]]
+) -> set[str]:
     """Which calls of a trace a score is of: the one that it names, or those below what it names; where there are none,
     those of the nearest thing above. None where it names something that is not in the trace.
 
-    parents: what each call and each other thing of the trace is below, by their ids.
+    Args:
+        score: The score.
+        calls: The ids of all calls of the trace.
+        parents: What each call and each other thing of the trace is below, by their ids.
+        below: As `calls_below_each` makes it.
     """
     if score.observation is None:
         return set(calls)
-    for place in _upwards(score.observation, parents):
-        if found := {call for call in calls if place in _upwards(call, parents)}:
-            return found
-    return set()
+    return next((below[place] for place in _upwards(score.observation, parents) if place in below), set())
 
 
-def _upwards(ident: str, parents: Mapping[str, str]) -> list[str]:
-    """An id and those above it."""
-    found = [ident]
-    while (above := parents.get(found[-1])) is not None and above not in found:
-        found.append(above)
+def calls_below_each(calls: Iterable[str], parents: Mapping[str, str]) -> dict[str, set[str]]:
+    """The calls that are each thing of a trace or below it, by its id."""
+    found: dict[str, set[str]] = {}
+    for call in calls:
+        for place in _upwards(call, parents):
+            found.setdefault(place, set()).add(call)
+    return found
+
+
+def _upwards(ident: str, parents: Mapping[str, str]) -> Iterable[str]:
+    """An id and those above it, as far as traces are nested."""
+    found = {ident: None}
+    above = parents.get(ident)
+    while above is not None and above not in found and len(found) < _DEEPEST:
+        found[above] = None
+        above = parents.get(above)
     return found
 
 

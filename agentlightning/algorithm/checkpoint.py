@@ -23,6 +23,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_write, is_held, shared_lock
 from agentlightning.metrics.card import CARD_FILE, Kind, model_card
 from agentlightning.metrics.jsonl import METRICS_FILE, RUN_FILE, read_metrics
+from agentlightning.reading import read_object
 
 CHECKPOINT_FILE = "checkpoint.json"
 
@@ -132,7 +133,7 @@ def write_cards(run_dir: Path, checkpoint: Path, info: CheckpointInfo) -> None:
 def card_of(run_dir: Path, info: CheckpointInfo, kind: Kind) -> str:
     """The card of a checkpoint's model, or of what was made of it, by what is in the run's folder."""
     try:
-        about = json.loads((run_dir / RUN_FILE).read_text())
+        about = read_object(run_dir / RUN_FILE)
     except (OSError, ValueError):
         about = {}
     metrics = run_dir / METRICS_FILE
@@ -143,7 +144,7 @@ def card_of(run_dir: Path, info: CheckpointInfo, kind: Kind) -> str:
 def read_checkpoint(checkpoint: Path) -> CheckpointInfo:
     """Raises ConfigError for a directory that is no (whole) checkpoint."""
     try:
-        return info_from(json.loads((checkpoint / CHECKPOINT_FILE).read_text()))
+        return info_from(read_object(checkpoint / CHECKPOINT_FILE))
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{checkpoint} is not a whole checkpoint ({error}). Checkpoints lie in <run>/checkpoints/step-…"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -10,6 +11,11 @@ import traceback
 from collections.abc import Sequence
 
 from agentlightning.errors import AgentLightningError, debugging, in_words, message_of
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_MAKE_SPACE = (
+    "Make room on the disk and type the command again; a training goes on with --resume from its last checkpoint."
+)
 
 
 def main() -> None:
@@ -36,13 +42,21 @@ def main() -> None:
             said = {"code": error.code, "message": message_of(error)}
             sys.stdout.write(json.dumps({"error": said}) + "\n")
         sys.exit(1)
-    except Exception:  # a bug, in words that may be others'
-        sys.stderr.write(safe(traceback.format_exc()))
+    except Exception as error:  # a bug, in words that may be others'; or a disk that takes no more
+        sys.stderr.write(safe(_of_a_full_disk(error) or traceback.format_exc()))
         sys.exit(1)
     except SystemExit as end:
         if not end.code and was_interrupted():
             sys.exit(INTERRUPTED)
         raise
+
+
+def _of_a_full_disk(error: Exception) -> str | None:
+    """What is said where the disk takes no more; None of another error."""
+    if not isinstance(error, OSError) or error.errno not in _FULL or debugging():
+        return None
+    what = f"'{error.filename}'" if error.filename else "A file"
+    return f"Error: {what} could not be written: {error.strerror}. {_MAKE_SPACE}\n"
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:

@@ -20,7 +20,10 @@ from agentlightning.console import terminal
 from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_write, meant_by
 from agentlightning.metrics.jsonl import RUN_FILE
+from agentlightning.reading import parsed_json, read_text
 
+_BYTES = 2**32
+"""Of a file of traces."""
 _NO_TEXT = (
     "Their text was not recorded. With OpenTelemetry it is if "
     "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY is set while the agent runs; from Langfuse's API ask "
@@ -162,26 +165,26 @@ def _values(sources: Sequence[Path]) -> Iterator[tuple[str, Any]]:
 def _read(file: Path) -> Iterator[tuple[str, Any]]:
     """The values of a file that is one value of JSON, or one in each line."""
     try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(file, _BYTES, encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from None
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     try:
-        yield str(file), json.loads(text)
+        yield str(file), parsed_json(text)
         return
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         if len(lines) < 2 or not _is_json(lines[0][1]):
             raise ConfigError(f"{file} is no JSON: {error}") from None
     for number, line in lines:
         try:
-            yield f"{file}, line {number}", json.loads(line)
-        except (ValueError, RecursionError) as error:
+            yield f"{file}, line {number}", parsed_json(line)
+        except ValueError as error:
             raise ConfigError(f"{file}, line {number} is no JSON: {error}") from None
 
 
 def _is_json(line: str) -> bool:
     try:
-        json.loads(line)
-    except (ValueError, RecursionError):
+        parsed_json(line)
+    except ValueError:
         return False
     return True

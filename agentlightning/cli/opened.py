@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from agentlightning.doctor.evidence import learned_steps
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import read_metrics
 from agentlightning.metrics.standing import Standing, is_alive, standing_of
+from agentlightning.reading import read_object
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.folder import METRICS_FILE
 from agentlightning.trainer.live import RUN_FILE
@@ -75,11 +75,12 @@ async def opened_run(path: Path, run_id: str | None = None) -> AsyncIterator[Ope
 
 
 def described(folder: Path) -> dict[str, Any]:
-    """What `run.json` says; nothing where there is none."""
+    """What `run.json` says; nothing where there is none that can be read."""
     try:
-        return dict(json.loads((folder / RUN_FILE).read_text()))
+        found = read_object(folder / RUN_FILE)
     except (OSError, ValueError):
         return {}
+    return found if isinstance(found.get("settings", {}), dict) else {**found, "settings": {}}
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

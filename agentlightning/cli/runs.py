@@ -40,21 +40,21 @@ class Listed:
     agent: str
     going_on: bool
     status: str
-    """running, succeeded, stopped by you, stopped, failed or died …"""
+    """running, succeeded, stopped by you, stopped, failed or died; damaged, where its files are …"""
     why: str | None
     """… and the reason, where there is one."""
-    steps: int
-    of_steps: int | None
-    reward_first: float | None
-    reward_last: float | None
-    val_last: float | None
-    val_best: float | None
+    steps: int = 0
+    of_steps: int | None = None
+    reward_first: float | None = None
+    reward_last: float | None = None
+    val_last: float | None = None
+    val_best: float | None = None
     """The highest of all validations, which is more than the model is worth: it was chosen by its luck, too …"""
-    val_best_low: float | None
+    val_best_low: float | None = None
     """… so its 95 % interval takes into account how many there were."""
-    val_best_high: float | None
-    validations: int
-    seconds_per_step: float | None
+    val_best_high: float | None = None
+    validations: int = 0
+    seconds_per_step: float | None = None
     last_heard: float
     """When its files were last written, in seconds since the epoch."""
 
@@ -63,7 +63,7 @@ def list_runs(options: RunsOptions) -> None:
     """Print the runs in a folder and below it, the latest first. Raises ConfigError for none."""
     folder = options.folder
     files = [*folder.glob(RUN_FILE), *folder.glob(f"*/{RUN_FILE}"), *folder.glob(f"*/*/{RUN_FILE}")]
-    found = sorted((_listed(file.parent) for file in files), key=lambda run: -run.last_heard)
+    found = sorted((_listed_anyway(file.parent) for file in files), key=lambda run: -run.last_heard)
     if not found:
         raise ConfigError(
             f"There is no run in '{folder}'. Runs are folders with a {RUN_FILE}; `agl train` makes one."
@@ -87,12 +87,12 @@ def _cells(run: Listed) -> dict[str, Text]:
         "val": Text("" if run.val_last is None else f"{run.val_last:.3f}"),
         "when": Text("now" if run.going_on else _ago(run.last_heard), "dim"),
         "best": Text(_best(run)),
-        "algorithm": Text(run.algorithm),
+        "algorithm": Text(one_line(run.algorithm, 24)),
         "agent": Text(one_line(run.agent, 24)),
     }
 
 
-_STYLES = {"running": "bold green", "failed": "red", "died": "red", "stopped": "yellow"}
+_STYLES = {"running": "bold green", "failed": "red", "died": "red", "damaged": "red", "stopped": "yellow"}
 
 
 async def _goes_on(folder: Path) -> bool:
@@ -102,6 +102,27 @@ async def _goes_on(folder: Path) -> bool:
     return live is not None
 
 
+def _listed_anyway(folder: Path) -> Listed:
+    """A run in one line, also one whose files are damaged: it hides no other run."""
+    try:
+        return _listed(folder)
+    except ConfigError as error:
+        return Listed(
+            folder=str(folder),
+            algorithm=str(described(folder).get("algorithm", "")),
+            agent=str(described(folder).get("agent") or ""),
+            going_on=False,
+            status="damaged",
+            why=str(error),
+            last_heard=_heard(folder),
+        )
+
+
+def _heard(folder: Path) -> float:
+    files = [folder / name for name in (RUN_FILE, METRICS_FILE) if (folder / name).is_file()]
+    return max((file.stat().st_mtime for file in files), default=folder.stat().st_mtime)
+
+
 def _listed(folder: Path) -> Listed:
     about, metrics = described(folder), rows(folder)
     learned = [m for m in metrics if m.get("step")]
@@ -109,7 +130,6 @@ def _listed(folder: Path) -> Listed:
     validated = [m for m in metrics if m.get("val_reward") is not None]
     best = max(validated, key=lambda m: m["val_reward"], default={})
     low, high = _of_best(best, len(validated))
-    heard = max((folder / name).stat().st_mtime for name in (RUN_FILE, METRICS_FILE) if (folder / name).is_file())
     going_on, stands = run_sync(_goes_on(folder)), standing_in(folder)
     return Listed(
         folder=str(folder),
@@ -128,7 +148,7 @@ def _listed(folder: Path) -> Listed:
         val_best_high=high,
         validations=len(validated),
         seconds_per_step=_seconds_per_step(learned),
-        last_heard=heard,
+        last_heard=_heard(folder),
     )
 
 
@@ -136,8 +156,8 @@ def _seconds_per_step(learned: Sequence[Mapping[str, Any]]) -> float | None:
     """The mean time from the end of one step to that of the next. A pause before a run went on is no step's: there
     only the time counts since the step itself began to sample."""
     taken: list[float] = []
-    for before, row in pairwise(row for row in learned if "time" in row):
-        own = row["time"] - row["sampling_from"] if "sampling_from" in row else math.inf
+    for before, row in pairwise(row for row in learned if row.get("time") is not None):
+        own = row["time"] - row["sampling_from"] if row.get("sampling_from") is not None else math.inf
         taken.append(min(row["time"] - before["time"], own))
     return statistics.mean(taken) if taken else None
 

@@ -5,15 +5,16 @@ in their folders. Their rollouts are shown by `agl dashboard FOLDER`.
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from agentlightning.errors import ConfigError
 from agentlightning.metrics import read_metrics
 from agentlightning.metrics.jsonl import METRICS_FILE, RUN_FILE
 from agentlightning.metrics.standing import is_alive, standing
+from agentlightning.reading import read_object
 
 MOST_LOOKED_AT = 2000
 """Entries of a folder."""
@@ -43,7 +44,7 @@ def _places(folder: Path | None) -> Iterator[Path]:
 
 def _read(place: Path) -> dict[str, Any] | None:
     try:
-        known = json.loads((place / RUN_FILE).read_text(encoding="utf-8"))
+        known = read_object(place / RUN_FILE)
         began = float(known.get("start_time") or (place / RUN_FILE).stat().st_mtime)
         rows = steps_of(place)
         status, error, going = known.get("status"), known.get("error"), is_alive(place)
@@ -62,7 +63,7 @@ def _read(place: Path) -> dict[str, Any] | None:
             "elsewhere": str(place),
             "rows": rows,
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):
         return None
 
 

@@ -24,6 +24,7 @@ from agentlightning.errors import AgentLightningError, ConfigError, ModelError
 from agentlightning.files import atomic_directory
 from agentlightning.models import base_of_adapter, resolve_model
 from agentlightning.models.weights import damage_of, damage_of_checkpoint
+from agentlightning.reading import read_object
 
 METADATA_FILE = "agentlightning.json"
 """Beside the weights: what this package needs to know of a model (which renderer, …)."""
@@ -360,10 +361,7 @@ def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tupl
 
 def _metadata(path: str) -> dict[str, Any]:
     file = Path(path) / METADATA_FILE
-    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if not isinstance(found, dict):
-        raise ValueError(f"{file} holds no JSON object")
-    return found
+    return read_object(file) if file.exists() else {}
 
 
 def _first_line(error: BaseException) -> str:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.errors import ConfigError
-from agentlightning.files import atomic_write
+from agentlightning.files import atomic_write, open_private
+from agentlightning.metrics.catalogue import METRICS
 from agentlightning.metrics.sink import Sink
+from agentlightning.reading import parsed_json, read_text
 
 METRICS_FILE = "metrics.jsonl"
 RUN_FILE = "run.json"
@@ -23,7 +25,7 @@ class JsonlSink(Sink):
         self.path = path
         kept = [m for m in read_metrics(path) if m["step"] < first_step] if path.exists() else []
         atomic_write(path, "".join(json.dumps(m) + "\n" for m in kept))
-        self._file = path.open("a", encoding="utf-8")
+        self._file = open_private(path, "a", encoding="utf-8")
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(metrics) + "\n")
@@ -33,20 +35,32 @@ class JsonlSink(Sink):
         self._file.close()
 
 
+_BYTES = 2**29
+"""Of a metrics file."""
+_LISTS_AND_TEXTS = ("tasks", "groups", "outcomes", "note")
+"""Metrics that are no numbers."""
+_NUMBERS = frozenset(metric.name for metric in METRICS) - {*_LISTS_AND_TEXTS}
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Reads all complete lines of a metrics file. An unfinished last line is skipped.
-
-    Raises ConfigError for a line that is no step, as a file that was edited or cut in the middle has one.
-    """
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-    return [_row(line, path, number) for number, line in enumerate(lines, 1)]
-
-
-def _row(line: str, path: Path, number: int) -> dict[str, Any]:
+    """Reads all complete lines of a metrics file. An unfinished last line is skipped. Raises ConfigError, with the
+    line, for a file that no run writes: it was damaged, or somebody else wrote it."""
     try:
-        row = json.loads(line)
-    except ValueError:
-        row = None
-    if not isinstance(row, dict) or "step" not in row:
-        raise ConfigError(f"{path} is damaged: line {number} is no step. Delete that line; the others can be read.")
+        lines = read_text(path, _BYTES).split("\n")[:-1]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from None
+    return [metrics_row(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+
+
+def metrics_row(line: str, where: str) -> dict[str, Any]:
+    """The metrics of a step. Raises ConfigError, which says where, for a line that no run writes."""
+    try:
+        row = parsed_json(line)
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int) or not 0 <= row["step"] < 2**53:
+            raise ValueError("it is no object with the number of a step")
+        for name, value in row.items():
+            if (name in _NUMBERS or "/" in name) and not isinstance(value, int | float | None):
+                raise ValueError(f"{name[:60]!r} is no number")
+    except ValueError as error:
+        raise ConfigError(f"{where}, is no line of metrics: {error}. Take the line out, or the file away.") from None
     return row

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from agentlightning.files import atomic_write
 from agentlightning.metrics.jsonl import RUN_FILE
+from agentlightning.reading import read_object
 from agentlightning.types import Run, RunStatus
 
 logger = logging.getLogger(__name__)
@@ -73,8 +74,8 @@ def write_end(folder: Path, status: RunStatus, error: str | None) -> None:
 
 def is_alive(folder: Path) -> bool:
     """Whether the run's address answers. A killed run leaves its `live.json` behind."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        url = urlsplit(json.loads((folder / LIVE_FILE).read_text(encoding="utf-8"))["url"])
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        url = urlsplit(read_object(folder / LIVE_FILE)["url"])
         with socket.create_connection((url.hostname or "", url.port or 80), timeout=ANSWER_SECONDS):
             return True
     return False
@@ -82,5 +83,5 @@ def is_alive(folder: Path) -> bool:
 
 def _known(folder: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError, TypeError):
-        return dict(json.loads((folder / RUN_FILE).read_text(encoding="utf-8")))
+        return read_object(folder / RUN_FILE)
     return {}

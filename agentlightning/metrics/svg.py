@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -36,9 +37,10 @@ def curve_svg(curves: Mapping[str, Points], title: str = "") -> str:
 
 
 def points_of(steps: Sequence[Mapping[str, object]], name: str) -> list[tuple[float, float]]:
-    """A metric over the steps that have it."""
+    """A metric over the steps that have it; a number that is not finite has no place in a picture."""
     found = [(m.get("step"), m.get(name)) for m in steps]
-    return [(float(x), float(y)) for x, y in found if isinstance(x, int | float) and isinstance(y, int | float)]
+    points = [(float(x), float(y)) for x, y in found if isinstance(x, int | float) and isinstance(y, int | float)]
+    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

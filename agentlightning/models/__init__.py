@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 from agentlightning.arguments import explained
 from agentlightning.errors import ModelError
 from agentlightning.models.weights import damage_of_checkpoint
+from agentlightning.reading import read_object
 
 _HERE = Path(__file__).parent
 _OF_PROVIDERS = re.compile(
@@ -104,7 +104,7 @@ def base_of_adapter(folder: Path) -> Iterator[str]:
     Raises ModelError where the adapter does not say.
     """
     try:
-        base = str(json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"])
+        base = str(read_object(folder / "adapter_config.json")["base_model_name_or_path"])
     except (OSError, ValueError, KeyError, TypeError):
         raise ModelError(
             f"{folder}/adapter_config.json does not say base_model_name_or_path, its base model."

@@ -6,7 +6,6 @@ good enough to choose a learning rate or to see that a model does not fit.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from agentlightning.models import base_of_adapter, resolve_model
 from agentlightning.models.hub import config_from_hub
+from agentlightning.reading import read_object
 
 BYTES_OF = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -119,7 +119,7 @@ def read_shape(model: str | Path) -> ModelShape | None:
         return base and replace(base, adapter=True)
     file = Path(place) / "config.json" if Path(place).is_dir() else config_from_hub(place)
     try:
-        return None if file is None else shape_of(json.loads(file.read_text()))
+        return None if file is None else shape_of(read_object(file))
     except (KeyError, TypeError, ValueError, OSError):
         return None
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from agentlightning.reading import read_object
+
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 _LARGEST_HEADER = 100_000_000
 """Bytes; as the safetensors library has it."""
@@ -24,7 +26,7 @@ def damage_of(folder: Path) -> str | None:
     listed: set[str] = set()
     for index in folder.glob("*.index.json"):
         try:
-            listed |= set(json.loads(index.read_text())["weight_map"].values())
+            listed |= set(read_object(index)["weight_map"].values())
         except (OSError, ValueError, KeyError, AttributeError):
             return f"{index.name} cannot be read"
     missing = sorted(name for name in listed if not (folder / name).is_file())

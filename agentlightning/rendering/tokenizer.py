@@ -7,12 +7,12 @@ transformers' AutoTokenizer after all.
 
 from __future__ import annotations
 
-import json
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from agentlightning.errors import ModelError
+from agentlightning.reading import read_object, read_text
 from agentlightning.rendering.control import SEAM
 
 _TEMPLATE_FILE = "chat_template.jinja"
@@ -94,7 +94,7 @@ class FileTokenizer:
         """The model's own template: `chat_template.jinja`, or the entry of `tokenizer_config.json`."""
         file = self._directory / _TEMPLATE_FILE
         if file.is_file():
-            return file.read_text(encoding="utf-8")
+            return read_text(file)
         template = self._config.get("chat_template")
         if isinstance(template, list):  # several named templates
             by_name = {entry["name"]: entry["template"] for entry in template}
@@ -204,15 +204,12 @@ def stop_tokens(path: str) -> list[int]:
 
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if there is no such file."""
-    if not file.is_file():
+    if not file.exists():
         return {}
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{file} is not valid JSON: {error}. Save the model again.") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{file} holds no JSON object. Save the model again.")
-    return found
+        return read_object(file)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file} cannot be read as an object of JSON: {error}. Save the model again.") from error
 
 
 def _rendered(template: str, messages: Any, tools: Any, options: dict[str, Any]) -> str:

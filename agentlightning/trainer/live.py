@@ -28,6 +28,7 @@ from agentlightning.keys import new_key
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import StoreSink
 from agentlightning.metrics.standing import LIVE_FILE as LIVE_FILE, write_end
+from agentlightning.reading import read_object
 from agentlightning.runner.remote import Address
 from agentlightning.store import LightningStoreClient
 from agentlightning.store.base import LightningStore
@@ -81,7 +82,7 @@ def describe(run_dir: Path, algorithm: Algorithm, agent: LitAgent[Any], about: M
 
 def _known_id(run_dir: Path) -> str | None:
     try:
-        return str(json.loads((run_dir / RUN_FILE).read_text())["run_id"])
+        return str(read_object(run_dir / RUN_FILE)["run_id"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -89,7 +90,7 @@ def _known_id(run_dir: Path) -> str | None:
 def known_settings(run_dir: Path) -> dict[str, Any]:
     """The settings of the run in a folder, as its `run.json` has them; nothing where there is none."""
     try:
-        return dict(json.loads((run_dir / RUN_FILE).read_text())["settings"])
+        return dict(read_object(run_dir / RUN_FILE)["settings"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
@@ -209,8 +210,10 @@ async def connect(run_dir: Path, name: str = LIVE_FILE) -> LightningStoreClient 
 async def find_live(run_dir: Path, name: str = LIVE_FILE) -> Live | None:
     """Where the run that goes on in this folder is read; None if none does."""
     try:
-        live = Live(**json.loads((run_dir / name).read_text()))
+        live = Live(**read_object(run_dir / name))
     except (OSError, ValueError, TypeError):
+        return None
+    if not isinstance(live.url, str) or not isinstance(live.key, str | None):
         return None
     probe = LightningStoreClient(live.url, live.key, retry_seconds=0.0, request_seconds=ANSWER_SECONDS)
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.console import SafeFormatter
-from agentlightning.files import open_private
+from agentlightning.files import open_private, refuse_link
 
 LOG_FILE = "log.txt"
 _PACKAGE = "agentlightning"
@@ -23,6 +23,7 @@ class _PrivateFile(logging.FileHandler):
 @contextmanager
 def logged(path: Path) -> Iterator[None]:
     """Append what is logged from INFO on, with keys shortened; other handlers get what they got before."""
+    refuse_link(path)  # the file is opened by whoever logs first
     package, root = logging.getLogger(_PACKAGE), logging.getLogger()
     level, before = package.level, package.getEffectiveLevel()
     file = _PrivateFile(path, encoding="utf-8", delay=True)

@@ -29,6 +29,7 @@ LAYERS: list[set[str]] = [
         "keys",
         "lazy",
         "files",
+        "reading",
     },
     {"net"},
     {"store", "adapter", "learner", "metrics", "models", "rendering"},

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,34 @@ async def test_a_damaged_database_is_read_or_refused(tmp_path: Path, seed: int) 
     for number in range(4):
         (tmp_path / f"{number}.db").write_bytes(damaged((tmp_path / "whole.db").read_bytes(), chance))
         await read_all(tmp_path / f"{number}.db")
+
+
+PROGRAMS = {
+    "view": ["ALTER TABLE runs RENAME TO r", "CREATE VIEW runs AS SELECT r.* FROM r, (WITH RECURSIVE n(x) AS "
+             "(SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x FROM n)"],
+    "trigger": ["CREATE TRIGGER t AFTER UPDATE ON runs BEGIN DELETE FROM spans; END"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+async def test_a_store_with_programs_of_its_own_is_refused(kind: str, tmp_path: Path) -> None:
+    await a_store(tmp_path / "store.db")
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection:
+        for statement in PROGRAMS[kind]:
+            connection.execute(statement)
+        connection.commit()
+    with pytest.raises(StoreError, match=f"has the {kind} '"):
+        SqliteLightningStore(tmp_path / "store.db")
+
+
+@pytest.mark.parametrize("end", ["", ".lock", "-journal", "-wal", "-shm"])
+async def test_a_named_pipe_beside_a_store_holds_nobody_up(end: str, tmp_path: Path) -> None:
+    await a_store(tmp_path / "store.db")
+    place = tmp_path / f"store.db{end}"
+    place.unlink(missing_ok=True)
+    os.mkfifo(place)
+    with pytest.raises(StoreError, match="is no file"):
+        SqliteLightningStore(tmp_path / "store.db")
 
 
 @pytest.mark.parametrize("column", ["rollout_id", "attempt_id"])

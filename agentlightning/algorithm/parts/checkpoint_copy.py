@@ -21,6 +21,7 @@ from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_directory
 from agentlightning.metrics.jsonl import METRICS_FILE, RUN_FILE
+from agentlightning.reading import read_json, read_object
 
 if TYPE_CHECKING:
     from agentlightning.metrics import Reporter
@@ -133,7 +134,7 @@ def _fetch_newest(url: str, run_dir: Path) -> Path:
     name = max(whole)
     checkpoint = run_dir / "checkpoints" / name
     known = checkpoint / CHECKPOINT_FILE
-    if not (known.is_file() and json.loads(known.read_text()) == whole[name]):
+    if not (known.is_file() and read_json(known) == whole[name]):
         with atomic_directory(checkpoint) as work:
             _get(files, f"{root}/{name}", work)
     for file in (METRICS_FILE, RUN_FILE):
@@ -144,7 +145,7 @@ def _fetch_newest(url: str, run_dir: Path) -> Path:
 
 def _id_of(run_dir: Path) -> str | None:
     try:
-        return json.loads((run_dir / RUN_FILE).read_text()).get("run_id")
+        return read_object(run_dir / RUN_FILE).get("run_id")
     except FileNotFoundError:
         return None
 

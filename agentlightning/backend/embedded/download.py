@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from agentlightning.errors import ModelError
 from agentlightning.importing import import_environment
+from agentlightning.reading import read_object
 
 _TEXTS = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".py")
 _EVERY = 10.0
@@ -72,7 +72,7 @@ def is_here(name: str) -> bool:
 def _whole(folder: Path) -> bool:
     """Whether every file of the weights is there."""
     for index in folder.glob("*.index.json"):
-        return all((folder / file).is_file() for file in set(json.loads(index.read_text())["weight_map"].values()))
+        return all((folder / file).is_file() for file in set(read_object(index)["weight_map"].values()))
     return any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
 
 

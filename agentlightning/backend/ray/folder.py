@@ -12,6 +12,7 @@ from pathlib import Path
 
 from agentlightning.errors import ModelError
 from agentlightning.files import atomic_directory
+from agentlightning.reading import read_object
 from agentlightning.types.arrays import np
 
 _ADAPTER = "adapter_config.json"
@@ -83,11 +84,11 @@ def _write(packed: Packed, work: Path, folder: Path) -> None:
 def set_base(folder: Path, base: str) -> None:
     """Let the adapters in a folder stand on the model at `base`, which is somewhere else on each machine."""
     for file in folder.rglob(_ADAPTER):
-        config = json.loads(file.read_text())
+        config = read_object(file)
         file.write_text(json.dumps({**config, _BASE: base}, indent=2))
 
 
 def base_of(folder: Path) -> str | None:
     """The model that the adapter in a folder stands on; None where it holds none."""
     file = folder / _ADAPTER
-    return str(json.loads(file.read_text())[_BASE]) if file.is_file() else None
+    return str(read_object(file)[_BASE]) if file.is_file() else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from contextlib import AsyncExitStack
@@ -30,6 +29,7 @@ from agentlightning.keys import new_key
 from agentlightning.models import resolve_model
 from agentlightning.models.memory import memory_of
 from agentlightning.models.shape import BYTES_OF, ModelShape, read_shape
+from agentlightning.reading import read_object
 
 
 class VLLMBackend(EmbeddedBackend):
@@ -156,7 +156,7 @@ def served_by(spec: ModelSpec, servers: int = 1) -> ServerContent:
     """What each of so many servers is to hold for a policy. Raises ModelError where there is no such model."""
     model, rank = resolve_model(spec.model), spec.lora_rank
     if (config := Path(model) / "adapter_config.json").is_file():
-        adapter = json.loads(config.read_text())
+        adapter = read_object(config)
         model, rank = resolve_model(adapter["base_model_name_or_path"]), adapter["r"]
     elif rank is None and spec.adapters:
         rank = _DEFAULT_RANK

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tarfile
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 from agentlightning.errors import ExecutorError
 from agentlightning.litagent.process import Limits
 
+_SECONDS, _SHOWN = 1800.0, 10_000
 NO_FOLDER = 3
 """The exit code of `PACK` where its place is no folder."""
 PACK = f'[ -d "$0" ] || exit {NO_FOLDER}; exec tar -cf - "$@" -C "$0" .'
@@ -30,24 +33,24 @@ def not_packed(place: str, said: str) -> ExecutorError:
 
 
 async def streamed(command: Sequence[str], environment: Mapping[str, str], to: Path) -> tuple[int, str]:
-    """Write what a command says to a file; its exit code, and its errors."""
-    with to.open("wb") as file:
+    """Write what a command says to a file; its exit code, and the end of its errors. Raises ExecutorError where it goes
+    on for too long: what packs is a program of the box, which may say anything for as long as it likes."""
+    with to.open("wb") as file, tempfile.TemporaryFile() as errors:
         process = await asyncio.create_subprocess_exec(
-            *Limits().wrap(command),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=file,
-            stderr=asyncio.subprocess.PIPE,
-            env=dict(environment),
+            *Limits().wrap(command), stdin=asyncio.subprocess.DEVNULL, stdout=file, stderr=errors, env=dict(environment)
         )
         try:
-            said = (await process.communicate())[1].decode(errors="replace")
-        except BaseException:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await asyncio.shield(process.wait())
-            raise
-    assert process.returncode is not None
-    return process.returncode, said
+            async with asyncio.timeout(_SECONDS):
+                code = await process.wait()
+        except TimeoutError:
+            raise ExecutorError(f"A box took more than {_SECONDS:g} s to pack files.") from None
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await asyncio.shield(process.wait())
+        errors.seek(max(0, os.fstat(errors.fileno()).st_size - _SHOWN))
+        return code, errors.read(_SHOWN).decode(errors="replace")
 
 
 def unpacked(archive: Path, folder: Path, name: str, to: Path) -> bool:

@@ -28,7 +28,7 @@ from agentlightning.environments.harbor.compose_keys import (
     seconds,
     settings_of,
 )
-from agentlightning.environments.harbor.format import COMPOSE_FILE, EnvironmentSection
+from agentlightning.environments.harbor.format import COMPOSE_FILE, IMAGE_NAME, EnvironmentSection
 from agentlightning.errors import ConfigError
 
 MAIN = "main"
@@ -43,12 +43,6 @@ _REFERENCE = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_IMAGE = re.compile(
-    r"(?!(?:dir|oci|oci-archive|docker|docker-archive|docker-daemon|containers-storage|tarball|sif|ostree|atomic):)"
-    r"[a-z0-9][a-z0-9._-]*(?::\d+(?=/))?(?:/[a-z0-9][a-z0-9._-]*)*(?::\w[\w.-]*)?(?:@sha256:[0-9a-f]{64})?",
-    re.ASCII | re.IGNORECASE,
-)
-"""A name in a registry. podman takes places of this machine too, by a word in front: dir:/etc."""
 _CONDITIONS = ("service_started", "service_healthy", "service_completed_successfully")
 
 
@@ -285,7 +279,7 @@ class _Reader:
         if image is None:
             more = ", environment/Dockerfile or docker_image in task.toml" if name == MAIN else ""
             raise ConfigError(f"{where} needs an image: give it image or build{more}.")
-        if not isinstance(image, str) or not _IMAGE.fullmatch(image):
+        if not isinstance(image, str) or not IMAGE_NAME.fullmatch(image):
             raise ConfigError(f"{where}.image: {image!r} is no image's name in a registry.")
         return image
 

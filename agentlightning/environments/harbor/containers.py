@@ -94,9 +94,17 @@ async def built_image(engine: str, recipe: ImageRecipe, limit: float) -> str:
 
 def _digest(folder: Path) -> str:
     digest = hashlib.sha256()
-    for file in sorted(f for f in folder.rglob("*") if f.is_file()):
-        digest.update(f"{file.relative_to(folder)}\0{os.access(file, os.X_OK)}\0".encode() + file.read_bytes())
+    for file in sorted(f for f in folder.rglob("*") if f.is_file() or f.is_symlink()):
+        digest.update(f"{file.relative_to(folder)}\0{os.access(file, os.X_OK)}\0".encode() + content_digest(file))
     return digest.hexdigest()[:24]
+
+
+def content_digest(file: Path) -> bytes:
+    """The digest of a file's content, read piece by piece; of a link, which stays one, where it leads."""
+    if file.is_symlink():
+        return hashlib.sha256(os.fsencode(os.readlink(file))).digest()
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").digest()
 
 
 async def call_engine(

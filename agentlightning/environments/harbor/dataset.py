@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import tomllib
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,8 +13,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentlightning.environments.harbor.format import INSTRUCTION_FILE, TASK_FILE, first_error, read_task
+from agentlightning.environments.harbor.format import INSTRUCTION_FILE, TASK_FILE, first_error, is_own, read_task
 from agentlightning.errors import ConfigError
+from agentlightning.reading import parsed_toml, read_text
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +54,11 @@ def check_dataset(folder: Path, tasks: Sequence[Path]) -> None:
     if not path.is_file():
         return
     try:
-        listed = DatasetFile.model_validate(tomllib.loads(path.read_text("utf-8"))).tasks
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from None
+        listed = DatasetFile.model_validate(parsed_toml(read_text(path))).tasks
     except ValidationError as error:
         raise ConfigError(f"{path}: {first_error(error)}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from None
     here = {read_task(task).name: task for task in tasks} if listed else {}
     if missing := [task.name for task in listed if task.name not in here]:
         raise ConfigError(
@@ -74,12 +74,20 @@ def _few(names: Sequence[str]) -> str:
 
 
 def digest_of(task: Path) -> str | None:
-    """The digest of a task's files as Harbor makes it; None where rules of the task say which files count."""
+    """The digest of a task's files as Harbor makes it; None where rules of the task say which files count, and where a
+    link leads out of it."""
     if any(next(task.rglob(name), None) for name in _RULES):
         return None
     files = sorted((file.relative_to(task).as_posix(), file) for file in _files(task))
-    lines = (f"{name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n" for name, file in files)
+    if not all(is_own(task, file) for _, file in files):
+        return None
+    lines = (f"{name}\0{_content(file)}\n" for name, file in files)
     return f"sha256:{hashlib.sha256(''.join(lines).encode()).hexdigest()}"
+
+
+def _content(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _files(task: Path) -> Iterator[Path]:

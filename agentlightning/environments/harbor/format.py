@@ -6,9 +6,9 @@ refused too: a misspelt limit would be none.
 
 from __future__ import annotations
 
+import math
 import os
 import re
-import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +26,19 @@ from pydantic import (
 )
 
 from agentlightning.errors import ConfigError
+from agentlightning.reading import parsed_toml, read_text
 
 TASK_FILE, INSTRUCTION_FILE, COMPOSE_FILE = "task.toml", "instruction.md", "docker-compose.yaml"
+_BYTES = 2**24
+"""Of task.toml and of an instruction."""
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 _SERVICE = r"^[a-zA-Z0-9][\w.-]*$"
+IMAGE_NAME = re.compile(
+    r"(?!(?:dir|oci|oci-archive|docker|docker-archive|docker-daemon|containers-storage|tarball|sif|ostree|atomic):)"
+    r"[a-z0-9][a-z0-9._-]*(?::\d+(?=/))?(?:/[a-z0-9][a-z0-9._-]*)*(?::\w[\w.-]*)?(?:@sha256:[0-9a-f]{64})?",
+    re.ASCII | re.IGNORECASE,
+)
+"""A name in a registry. podman takes places of this machine too, by a word in front: dir:/etc."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B?", re.IGNORECASE)
 _MEGABYTES = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}
 
@@ -47,7 +56,8 @@ def _refused(why: str) -> AfterValidator:
 
 def _megabytes(value: Any) -> Any:
     if isinstance(value, str) and (found := _SIZE.fullmatch(value.strip())):
-        return round(float(found[1]) * _MEGABYTES[found[2].upper()])
+        size = float(found[1]) * _MEGABYTES[found[2].upper()]
+        return round(size) if math.isfinite(size) else value
     return value
 
 
@@ -82,7 +92,7 @@ class EnvironmentSection(_Networked):
     """`[environment]`: the box that the task is done in."""
 
     build_timeout_sec: Seconds = 600.0
-    docker_image: Annotated[str | None, Field(pattern=r"^[a-zA-Z0-9]")] = None
+    docker_image: Annotated[str | None, AfterValidator(lambda value: value and _image(value))] = None
     os: Annotated[str, AfterValidator(lambda value: _only(value, "linux"))] = "linux"
     cpus: Annotated[float | None, Field(gt=0)] = None
     memory_mb: Megabytes = Field(default=None, validation_alias=AliasChoices("memory_mb", "memory"))
@@ -249,14 +259,16 @@ class HarborTask:
 def read_task(folder: Path) -> HarborTask:
     """The task in a folder. Raises ConfigError that names the file and the key where it cannot be done here."""
     path = folder / TASK_FILE
+    _check_own(folder, path)
     try:
-        file = TaskFile.model_validate(tomllib.loads(path.read_text("utf-8")))
+        file = TaskFile.model_validate(parsed_toml(read_text(path, _BYTES)))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}.") from None
     except ValidationError as error:
         raise ConfigError(f"{path}: {first_error(error)}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is no TOML: {error}.") from None
+    _check_own(folder, *(folder / name for name in _USED), *(p for one in file.steps for p in _of_step(folder, one)))
     networks = {"agent": file.agent, "verifier": file.verifier, **{f"steps.{s.name}": s.agent for s in file.steps}}
     for name, section in {"environment": file.environment, **networks}.items():
         if section.network_mode == "allowlist":
@@ -297,6 +309,38 @@ def _stages(folder: Path, file: TaskFile) -> Iterator[Stage]:
         )
 
 
+_USED = (
+    INSTRUCTION_FILE,
+    "environment",
+    "environment/Dockerfile",
+    "tests",
+    "tests/Dockerfile",
+    "tests/test.sh",
+    "solution",
+    "solution/solve.sh",
+)
+"""The files and folders of a task that are opened on this machine. Further links in them stay links in a box."""
+
+
+def _of_step(folder: Path, step: Step) -> Iterator[Path]:
+    own = folder / "steps" / step.name
+    names = (INSTRUCTION_FILE, "tests", "tests/test.sh", "solution", "solution/solve.sh", "workdir")
+    return (own / name for name in names)
+
+
+def _check_own(folder: Path, *places: Path) -> None:
+    """Raises ConfigError for a place of a task's folder that a link takes somewhere else: what is there would be copied
+    into the box."""
+    for place in places:
+        if not is_own(folder, place):
+            raise ConfigError(f"{place} is a link to another place, which is not read for a task.")
+
+
+def is_own(folder: Path, place: Path) -> bool:
+    """Whether a place of a task's folder is in it, wherever links lead."""
+    return Path(os.path.realpath(place)).is_relative_to(os.path.realpath(folder))
+
+
 def _with_script(folder: Path, tests: tuple[Path, ...]) -> tuple[Path, ...]:
     if not any((place / "test.sh").is_file() for place in tests):
         raise ConfigError(f"{folder} has no tests/test.sh, which verifies what was done.")
@@ -304,17 +348,21 @@ def _with_script(folder: Path, tests: tuple[Path, ...]) -> tuple[Path, ...]:
 
 
 def _text(path: Path) -> str:
-    if not path.resolve().is_relative_to(path.parent.resolve()):
-        raise ConfigError(f"{path} is a link to another place, which is not read for a task.")
     try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(path, _BYTES)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}, the instruction for the agent, cannot be read: {error}.") from None
 
 
 def _inside(value: str, *, relative: bool = False) -> str:
     if ".." in Path(value).parts or (relative and (value.startswith("/") or not Path(value).parts)):
         raise ValueError(f"{value!r} has to be {'a relative path' if relative else 'a path'} without ..")
+    return value
+
+
+def _image(value: str) -> str:
+    if not IMAGE_NAME.fullmatch(value):
+        raise ValueError(f"{value!r} is no image's name in a registry")
     return value
 
 

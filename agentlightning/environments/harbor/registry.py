@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import difflib
 import hashlib
-import json
 import logging
 import re
 import time
@@ -30,6 +29,7 @@ from agentlightning.environments.harbor.repository import cache_folder, fetched,
 from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_write
 from agentlightning.net.outgoing import RedirectError, http_session, reason_of
+from agentlightning.reading import parsed_json, read_text
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +91,8 @@ class TaskRegistry:
         if self.path is None:
             return _downloaded(self.url or PUBLIC_REGISTRY)
         try:
-            return Path(self.path).expanduser().read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            return read_text(Path(self.path).expanduser(), _LARGEST)
+        except (OSError, ValueError) as error:
             raise ConfigError(f"The registry {self.path} cannot be read: {error}.") from None
 
 
@@ -129,8 +129,8 @@ def is_name(place: str, registry: TaskRegistry) -> bool:
 def _entries(registry: TaskRegistry) -> Sequence[Mapping[str, Any]]:
     """The data sets of a registry, as they stand there."""
     try:
-        found = json.loads(registry.text())
-    except (ValueError, RecursionError) as error:
+        found = parsed_json(registry.text())
+    except ValueError as error:
         raise ConfigError(f"The registry {registry.shown} is no JSON: {error}.") from None
     if not isinstance(found, list):
         raise ConfigError(f"The registry {registry.shown} is no list of data sets.")
@@ -250,8 +250,8 @@ def _downloaded(url: str) -> str:
         age = (time.time() - copy.stat().st_mtime) / 3600
         logger.warning("%s The copy that was read %.0f hours ago is taken.", why, age)
         return copy.read_text("utf-8")
-    with suppress(ValueError, RecursionError):  # what is no registry takes no other one's place
-        if isinstance(json.loads(text), list):
+    with suppress(ValueError):  # what is no registry takes no other one's place
+        if isinstance(parsed_json(text), list):
             atomic_write(copy, text)
     return text
 

@@ -43,6 +43,7 @@ def prepare_sqlite(path: Path) -> None:
     """Create or migrate the file at `path`."""
     connection = sqlite3.connect(path, isolation_level=None)
     try:
+        connection.execute("PRAGMA trusted_schema=OFF")
         connection.execute("PRAGMA journal_mode=WAL")
         revision = _sqlite_revision(connection, path)
         if revision is None:
@@ -57,8 +58,13 @@ def prepare_sqlite(path: Path) -> None:
 
 
 def _sqlite_revision(connection: sqlite3.Connection, path: Path) -> str | None:
-    """The stamp; None for an empty file."""
-    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    """The stamp; None for an empty file. Raises StoreError for another database, and for one with programs of its own:
+    a view or a trigger may compute forever, and change what it is asked about."""
+    found = connection.execute("SELECT type, name FROM sqlite_master").fetchall()
+    tables = {name for kind, name in found if kind == "table"}
+    for kind, name in found:
+        if kind in ("view", "trigger"):
+            raise StoreError(f"'{path}' has the {kind} '{name}', which no store has. Take it out, or use another.")
     if not tables:
         return None
     if "alembic_version" not in tables:

@@ -197,6 +197,7 @@ class SqliteDatabase:
         connection = sqlite3.connect(
             self.path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False, cached_statements=256
         )
+        connection.execute("PRAGMA trusted_schema=OFF")
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute(f"PRAGMA synchronous={self._synchronous}")
         connection.execute("PRAGMA cache_size=-16384")
@@ -314,6 +315,9 @@ def _acquire(path: Path) -> IO[str] | None:
             f"SQLite {sqlite3.sqlite_version} is too old; the store needs {oldest} or later. Use a newer Python build."
         )
     lock_path = path.with_name(path.name + ".lock")
+    for file in (path, lock_path, *(path.with_name(path.name + end) for end in ("-journal", "-wal", "-shm"))):
+        if file.exists() and not file.is_file():  # SQLite would wait for a named pipe
+            raise StoreError(f"'{file}' is no file. Take it away, or give the store another place.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():  # SQLite gives its other files the same permissions

@@ -1,0 +1,113 @@
+"""A task's folder that was copied from a stranger: its links, its sizes, its odd files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from agentlightning.environments.harbor import archives
+from agentlightning.environments.harbor.containers import content_digest
+from agentlightning.environments.harbor.dataset import check_dataset, digest_of
+from agentlightning.environments.harbor.format import read_task
+from agentlightning.errors import ConfigError, ExecutorError
+from tests.environments.harbor_tasks import write_task
+
+STEPS = '[[steps]]\nname = "one"\n'
+FILES = {"steps/one/instruction.md": "One.", "steps/one/tests/test.sh": "true\n", "steps/one/workdir/a": "a"}
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "task.toml",
+        "environment",
+        "environment/Dockerfile",
+        "tests",
+        "tests/test.sh",
+        "solution",
+        "solution/solve.sh",
+        "steps",
+        "steps/one",
+        "steps/one/tests",
+        "steps/one/tests/test.sh",
+        "steps/one/workdir",
+    ],
+)
+def test_what_is_copied_into_the_box_is_the_tasks_own(place: str, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task", more=STEPS if "steps" in place else "", files=FILES)
+    read_task(task)
+    secret = tmp_path / "secret"
+    (task / place).rename(secret)
+    (task / place).symlink_to(secret)
+    with pytest.raises(ConfigError, match="is a link to another place"):
+        read_task(task)
+
+
+def test_links_within_a_task_are_its_own(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task")
+    shutil.move(task / "tests", task / "checks")
+    (task / "tests").symlink_to("checks")
+    (tmp_path / "other").symlink_to(task)
+    assert read_task(tmp_path / "other").stages[0].tests
+
+
+ODD = {
+    "nested lists": "a = " + "[" * 50_000,
+    "nested tables": "a = " + "{a=" * 5_000 + "1" + "}" * 5_000,
+    "a key of many parts": ".".join("a" * 20_000) + " = 1",
+    "a number of many digits": "a = " + "9" * 5_000,
+    "a size beyond all numbers": "\n[environment]\nmemory = '" + "9" * 400 + "G'",
+    "an image of this machine": "\n[environment]\ndocker_image = 'oci-archive:/srv/image.tar'",
+    "a folder as an image": "\n[environment]\ndocker_image = 'dir:/etc'",
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_an_odd_file_is_named(kind: str, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task", more="[metadata]\n" + ODD[kind])
+    with pytest.raises(ConfigError, match=r"task\.toml"):
+        read_task(task)
+
+
+def test_a_data_sets_list_is_read_as_carefully(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task")
+    (tmp_path / "dataset.toml").write_text("[dataset]\na = " + "[" * 50_000)
+    with pytest.raises(ConfigError, match=r"dataset\.toml"):
+        check_dataset(tmp_path, [task])
+
+
+@pytest.mark.parametrize("name", ["task.toml", "instruction.md"])
+@pytest.mark.parametrize("kind", ["pipe", "a terabyte"])
+def test_neither_a_pipe_nor_a_terabyte_is_read(kind: str, name: str, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task")
+    (task / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(task / name)
+    else:
+        with (task / name).open("wb") as file:
+            file.truncate(2**40)
+    with pytest.raises(ConfigError, match=name):
+        read_task(task)
+
+
+def test_digests_read_nothing_through_links(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task")
+    assert digest_of(task) is not None
+    (tmp_path / "secret").write_bytes((task / "tests" / "test.sh").read_bytes())
+    (task / "tests" / "link").symlink_to(tmp_path / "secret")
+    assert digest_of(task) is None
+    assert content_digest(task / "tests" / "link") != content_digest(task / "tests" / "test.sh")
+
+
+async def test_what_packs_in_a_box_may_say_much_and_never_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loud = ["sh", "-c", "head -c 30000000 /dev/zero | tr '\\0' e >&2; echo end >&2; printf archive"]
+    code, said = await archives.streamed(loud, dict(os.environ), tmp_path / "archive")
+    assert (code, len(said), said[-4:]) == (0, 10_000, "end\n")
+    assert (tmp_path / "archive").read_bytes() == b"archive"
+    monkeypatch.setattr(archives, "_SECONDS", 0.2)
+    with pytest.raises(ExecutorError, match="to pack files"):
+        await asyncio.wait_for(archives.streamed(["sleep", "60"], dict(os.environ), tmp_path / "archive"), 30)
