@@ -49,7 +49,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         lines = read_text(path, _BYTES).split("\n")[:-1]
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {error}.") from None
-    return [metrics_row(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+    return [metrics_row(line, f"{path} is damaged: line {number}") for number, line in enumerate(lines, 1)]
 
 
 def metrics_row(line: str, where: str) -> dict[str, Any]:
@@ -62,5 +62,5 @@ def metrics_row(line: str, where: str) -> dict[str, Any]:
             if (name in _NUMBERS or "/" in name) and not isinstance(value, int | float | None):
                 raise ValueError(f"{name[:60]!r} is no number")
     except ValueError as error:
-        raise ConfigError(f"{where}, is no line of metrics: {error}. Take the line out, or the file away.") from None
+        raise ConfigError(f"{where} is no step: {error}. Delete that line; the others can be read.") from None
     return row
