@@ -16,6 +16,7 @@ from agentlightning.errors import AgentError, AgentLightningError, EngineError, 
 from agentlightning.installation import command_name
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Console, Reporter
+from agentlightning.metrics.jsonl import RUN_FILE
 from agentlightning.models.memory import refuse_what_does_not_fit
 from agentlightning.models.shape import ModelShape, count_of
 from agentlightning.trainer.checks import shared_tasks
@@ -116,6 +117,9 @@ def resuming(
     changed = {name: value for name, value in now.items() if name in before and before[name] != value}
     what = "; ".join(f"{name} was {before[name]}, is {value}" for name, value in changed.items())
     others = f"\nChanged settings: {what}." if what else ""
+    if changed.keys() - {"steps", "epochs"}:
+        run = checkpoint.parent.parent / RUN_FILE
+        others += f" To go on with those of before, give them again, or  --config {run}  with agl train."
     return f"Goes on after step {step}{of}, from {checkpoint}.{again}{others}"
 
 

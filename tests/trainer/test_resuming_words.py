@@ -29,6 +29,13 @@ def test_changed_settings_are_named_with_both_values() -> None:
     assert "newer" not in said
 
 
+def test_how_to_keep_settings_is_said_where_more_than_the_length_changed() -> None:
+    place = Path("runs/x/checkpoints/step-000003")
+    assert "--config" not in resuming(place, 3, 3, {"steps": 3}, {"steps": 5}, 5)
+    said = resuming(place, 3, 3, {"group_size": 4}, {"group_size": 8}, 5)
+    assert said.endswith("give them again, or  --config runs/x/run.json  with agl train.")
+
+
 @pytest.mark.slow
 def test_as_typed(tmp_path: Path) -> None:
     (tmp_path / "chats.jsonl").write_text(CHATS * 4)
