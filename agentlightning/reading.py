@@ -12,6 +12,8 @@ import os
 import re
 import stat
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +52,23 @@ def read_object(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
 
 def parsed_json(text: str) -> Any:
     """The value of a text of JSON. Raises ValueError, also where it is nested too deeply to be read."""
-    try:
+    with within_depth():
         return json.loads(text, parse_int=_number)
-    except RecursionError:
-        raise ValueError("its values are nested too deeply") from None
 
 
 def parsed_toml(text: str) -> dict[str, Any]:
     """The table of a text of TOML. Raises ValueError, also where it is nested too deeply to be read."""
     if any(_is_long_key(part) for part in re.split(r"[=\n{,]", text)):
         raise ValueError(f"a key has more than {_PARTS} parts")
-    try:
+    with within_depth():
         return tomllib.loads(text)
+
+
+@contextmanager
+def within_depth() -> Iterator[None]:
+    """Raises ValueError where what is read within the block is nested too deeply."""
+    try:
+        yield
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agentlightning.algorithm.features import PARTS
-from agentlightning.metrics.catalogue import METRICS, Catalogue
+from agentlightning.metrics.catalogue import GROUPS, METRICS, Catalogue
 
-CATALOGUE = Catalogue((*METRICS, *(metric for kind in PARTS for metric in kind.metrics)))
+_ALL = (*METRICS, *(metric for kind in PARTS for metric in kind.metrics))
+CATALOGUE = Catalogue(sorted(_ALL, key=lambda metric: GROUPS.index(metric.group)))

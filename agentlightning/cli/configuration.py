@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import re
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from agentlightning.cli.options import BackendOptions, value_in
 from agentlightning.cli.trust import code_in, require_trust
 from agentlightning.errors import ConfigError
 from agentlightning.files import meant_by, text_of
+from agentlightning.reading import parsed_toml, within_depth
 from agentlightning.trainer.live import RUN_FILE
 from agentlightning.trainer.provenance import TASKS_FILE, VAL_TASKS_FILE
 
@@ -198,7 +198,7 @@ def run_of_config(config: Path | None) -> RepeatedRun:
 
 def _of_toml(text: str) -> Any:
     try:
-        return tomllib.loads(text)
+        return parsed_toml(text)
     except ValueError as error:
         lines = re.finditer(r"(?m)^([\w.-]+) *= *([A-Za-z][\w./-]*) *$", text)
         bare = next((line for line in lines if line[2] not in ("true", "false", "inf", "nan")), None)
@@ -210,7 +210,8 @@ def _parse(file: Path) -> Any:
     text = text_of(file, str(file))
     if file.suffix == ".json":
         try:
-            return json.loads(text)
+            with within_depth():
+                return json.loads(text)
         except ValueError as error:
             comma = ". A comma stands before a bracket that closes: take it out" if re.search(r",\s*[]}]", text) else ""
             raise ValueError(f"{error}{comma}") from error
@@ -228,7 +229,8 @@ def _parse(file: Path) -> Any:
 
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
     try:
-        return yaml.load(text, Loader)
+        with within_depth():
+            return yaml.load(text, Loader)
     except yaml.YAMLError as error:
         tab = ". Indent with blanks: YAML takes no tabs" if r"'\t'" in str(error) else ""
         nested = ". Settings stand below each other, each at the left" if "mapping values" in str(error) else ""

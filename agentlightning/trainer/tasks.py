@@ -12,6 +12,7 @@ from typing import Any
 
 from agentlightning.errors import ConfigError, missing_extra
 from agentlightning.files import meant_by
+from agentlightning.reading import within_depth
 from agentlightning.trainer import hub
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -91,7 +92,8 @@ def _lines(file: Path) -> list[Any]:
 
 def _value(line: str, file: Path, number: int) -> Any:
     try:
-        found = json.loads(line, object_pairs_hook=each_once)
+        with within_depth():
+            found = json.loads(line, object_pairs_hook=each_once)
     except ValueError as error:
         said = f": {error}" if isinstance(error, _Twice) else f" is not JSON: {error}"
         raise ConfigError(f"{file}, line {number}{said}.{_hint(line.strip())}") from error
@@ -146,8 +148,9 @@ def _hint(line: str) -> str:
 def _two_values(line: str) -> bool:
     """Whether a second value begins behind the first."""
     try:
-        rest = line[json.JSONDecoder().raw_decode(line)[1] :].lstrip()
-        json.JSONDecoder().raw_decode(rest)
+        with within_depth():
+            rest = line[json.JSONDecoder().raw_decode(line)[1] :].lstrip()
+            json.JSONDecoder().raw_decode(rest)
     except ValueError:
         return False
     return True
@@ -155,7 +158,8 @@ def _two_values(line: str) -> bool:
 
 def _parses(text: str) -> bool:
     try:
-        json.loads(text)
+        with within_depth():
+            json.loads(text)
     except ValueError:
         return False
     return True
@@ -164,7 +168,8 @@ def _parses(text: str) -> bool:
 def _array(file: Path) -> list[Any]:
     text = file.read_text(encoding="utf-8-sig")
     try:
-        found = json.loads(text, object_pairs_hook=each_once)
+        with within_depth():
+            found = json.loads(text, object_pairs_hook=each_once)
     except ValueError as error:
         hint = " With one JSON value per line its name must end in .jsonl." if "Extra data" in str(error) else ""
         said = "" if isinstance(error, _Twice) else " is not JSON"

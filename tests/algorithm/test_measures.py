@@ -167,6 +167,7 @@ def test_no_title_occurs_twice_and_each_metric_has_its_sentence() -> None:
     both = dict.fromkeys((*CATALOGUE.metrics, *MEASURED, *COUNTED))
     titles = Counter(metric.title.casefold() for metric in both)
     assert [title for title, count in titles.items() if count > 1] == []
+    assert list(dict.fromkeys(m.group for m in CATALOGUE.metrics)) == list(GROUPS), "the page shows them in this order"
     assert [m.name for m in both if not re.fullmatch(r"\S.*\.", m.sentence) or m.group not in GROUPS] == []
     assert Counter(m.name for m in CATALOGUE.metrics).most_common(1)[0][1] == 1
 

@@ -88,3 +88,10 @@ def test_a_shell_completes_commands_and_options(typed: str, known: str) -> None:
     asked = {"_AGL_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
     done = CliRunner(env=asked).invoke(app, prog_name="agl")
     assert known in done.stdout.split(), done.output
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.json", "["), ("a.toml", "a = " + "["), ("a.yaml", "[")])
+def test_settings_nested_without_end_are_named(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text + "[" * (5_000 if name == "a.yaml" else 100_000))
+    with pytest.raises(agl.ConfigError, match=rf"{name} cannot be read: .*nested too deeply"):
+        make_algorithm(None, None, tmp_path / name, [])

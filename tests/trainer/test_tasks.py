@@ -76,3 +76,11 @@ def test_texts_that_no_store_holds_are_refused_with_their_line(tmp_path: Path, t
         load_tasks(tmp_path / "a.json")
     (tmp_path / "a.jsonl").write_text('"\\ud83d\\ude00"\n', encoding="utf-8")
     assert load_tasks(tmp_path / "a.jsonl") == ["😀"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 5_000 + "1" + "}" * 5_000])
+def test_values_nested_without_end_are_named(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text + "\n")
+    with pytest.raises(ConfigError, match=rf"{name}.* nested too deeply"):
+        load_tasks(tmp_path / name)
