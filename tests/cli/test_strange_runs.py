@@ -64,7 +64,7 @@ def test_an_odd_file_of_one_run_hides_no_other_run(name: str, tmp_path: Path) ->
     if name == "metrics.jsonl":  # a pipe is no file of metrics
         damaged = {kind for number, kind in enumerate(ODD_FILES) if rows[f"odd-{number}"]["status"] == "damaged"}
         assert damaged == {*ODD_FILES} - {"a pipe"}
-        assert "metrics.jsonl, line 1" in looked_at(tmp_path, "compare", "good", "odd-0")[1]
+        assert "metrics.jsonl is damaged: line 1" in looked_at(tmp_path, "compare", "good", "odd-0")[1]
 
 
 ODD_VALUES: list[Any] = ["\x1b]0;x\x07", [], {}, [[1]], float("nan"), 10**400, None, True, -1]
@@ -93,7 +93,7 @@ def test_what_is_not_finite_has_no_place_in_a_picture() -> None:
 def test_a_line_that_no_run_writes_is_named(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 0}\n{"step": 1, "reward": "high"}\n{"step": 2')
-    with pytest.raises(ConfigError, match=r"metrics\.jsonl, line 2, .*'reward' is no number"):
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl is damaged: line 2 .*'reward' is no number"):
         read_metrics(file)
 
 
