@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from agentlightning.errors import AgentLightningError, debugging, in_words, message_of
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_OF_PATHS = (errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
 _MAKE_SPACE = (
     "Make room on the disk and type the command again; a training goes on with --resume from its last checkpoint."
 )
@@ -42,8 +43,8 @@ def main() -> None:
             said = {"code": error.code, "message": message_of(error)}
             sys.stdout.write(json.dumps({"error": said}) + "\n")
         sys.exit(1)
-    except Exception as error:  # a bug, in words that may be others'; or a disk that takes no more
-        sys.stderr.write(safe(_of_a_full_disk(error) or traceback.format_exc()))
+    except Exception as error:  # a bug, in words that may be others'; or something about the user's files
+        sys.stderr.write(safe(_of_files(error) or traceback.format_exc()))
         sys.exit(1)
     except SystemExit as end:
         if not end.code and was_interrupted():
@@ -51,12 +52,16 @@ def main() -> None:
         raise
 
 
-def _of_a_full_disk(error: Exception) -> str | None:
-    """What is said where the disk takes no more; None of another error."""
-    if not isinstance(error, OSError) or error.errno not in _FULL or debugging():
+def _of_files(error: Exception) -> str | None:
+    """What is said where the disk takes no more, or a path is none that can be used; None of another error."""
+    if not isinstance(error, OSError) or debugging():
         return None
     what = f"'{error.filename}'" if error.filename else "A file"
-    return f"Error: {what} could not be written: {error.strerror}. {_MAKE_SPACE}\n"
+    if error.errno in _FULL:
+        return f"Error: {what} could not be written: {error.strerror}. {_MAKE_SPACE}\n"
+    if error.errno in _OF_PATHS and error.filename:
+        return f"Error: {what} cannot be used: {error.strerror}. (AGL_DEBUG=1 shows the whole way.)\n"
+    return None
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from agentlightning.algorithm.checkpoint import CHECKPOINT_FILE, list_checkpoint
 from agentlightning.finetuning.graders.agent import TOTAL
 from agentlightning.finetuning.graders.measures import of_api
 from agentlightning.finetuning.records import JobEvent
-from agentlightning.metrics.jsonl import METRICS_FILE, read_metrics
+from agentlightning.metrics.jsonl import METRICS_FILE, metrics_row, read_metrics
 
 _TAIL_BYTES = 1 << 18
 _OF_PARTS = "reward/"
@@ -69,10 +68,9 @@ def _last(file: Path, after: int) -> list[dict[str, Any]] | None:
     with file.open("rb") as opened:
         opened.seek(max(0, size - _TAIL_BYTES))
         lines = opened.read().split(b"\n")[:-1]
-    if size <= _TAIL_BYTES:
-        return [json.loads(line) for line in lines]
-    rows = [json.loads(line) for line in lines[1:]]
-    return rows if rows and rows[0]["step"] <= after + 1 else None
+    whole = size <= _TAIL_BYTES
+    rows = [metrics_row(line.decode(errors="replace"), str(file)) for line in lines[0 if whole else 1 :]]
+    return rows if whole or (rows and rows[0]["step"] <= after + 1) else None
 
 
 def _row(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentlightning import cli
+from agentlightning.cli import app
 from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_write, open_private
 from agentlightning.metrics.jsonl import JsonlSink, read_metrics
@@ -132,3 +135,22 @@ def test_a_full_disk_is_named_and_leaves_the_old_content(tmp_path: Path) -> None
     assert (tmp_path / "run.json").read_text() == "old"
     atomic_write(tmp_path / "run.json", "new")
     assert (tmp_path / "run.json").read_text() == "new"
+
+
+@pytest.mark.parametrize(("folder", "words"), [("run.json", "Is a directory"), ("none", None)])
+def test_a_path_that_cannot_be_used_is_named(
+    tmp_path: Path,
+    folder: str,
+    words: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Where something else is wrong, it is a fault of ours, and shown whole."""
+    (tmp_path / folder).mkdir()
+    monkeypatch.setattr(app, "app", (tmp_path / "run.json").read_bytes)
+    monkeypatch.setattr(sys, "argv", ["agl", "runs"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    said = capsys.readouterr().err
+    assert ("Traceback" in said) == (words is None)
+    assert f"Error: '{tmp_path / 'run.json'}' cannot be used: {words}. (AGL_DEBUG=1" in said or words is None
