@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -14,17 +13,14 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
-from typer.testing import CliRunner
 
 import agentlightning as agl
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.rollout_verdicts import KEEPS_ANSWERS, most_fail
-from agentlightning.cli.app import app
 from agentlightning.cli.configuration import read_config
 from agentlightning.cli.environment import OF_USERS, misspelt
 from agentlightning.cli.evaluate import measure, resolve
 from agentlightning.cli.optimize import read_prompts
-from agentlightning.errors import in_words
 from agentlightning.gateway.attempts import AttemptSummary
 from agentlightning.gateway.dialects.fields import Refusal, required
 from agentlightning.litagent.program_words import ended_badly
@@ -36,6 +32,7 @@ from agentlightning.runner.hints import NO_TEXT, OF_RESPONSES, OWN_ADDRESS, hint
 from agentlightning.types import Attempt, Outcome, Rollout
 from tests.cli.test_export_model import make_checkpoint
 from tests.cli.test_optimize import options
+from tests.first_day.test_near_misses import answer
 
 CHATS = '{"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}\n'
 
@@ -48,15 +45,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "a.py").write_text("def agent(task, llm):\n    return 1.0\n")
     (tmp_path / "tasks.jsonl").write_text("1\n2\n")
     return tmp_path
-
-
-def answer(command: str) -> str:
-    done = CliRunner(env={"COLUMNS": "300"}).invoke(app, shlex.split(command))
-    assert done.exit_code in (1, 2), done.output
-    if isinstance(done.exception, agl.AgentLightningError):
-        return in_words(done.exception)
-    assert isinstance(done.exception, SystemExit), done.exception
-    return " ".join(done.output.replace("│", " ").split())
 
 
 # ---- prompts -------------------------------------------------------------------------------------------------------
