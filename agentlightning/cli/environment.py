@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 OF_USERS = (
     *("AGL_API_KEY", "AGL_CRITIC_KEY", "AGL_EMBEDDINGS_KEY", "AGL_JUDGE_KEY", "AGL_STORE_KEY", "AGL_TEACHER_KEY"),
     *("AGL_UPSTREAM_KEY", "AGL_ALLOW_HOSTS", "AGL_CACHE", "AGL_CURRENT_ROLE", "AGL_DEBUG", "AGL_UMASK"),
+    "AGL_LARGEST_REWARD",
     *("AGL_MANAGED_STORE", "AGL_SERVER_HOST", "AGL_SERVER_PORT", "AGL_STORE_DSN"),
 )
 """All of them. A program is given others, such as AGL_TASK, and its user may have more."""

@@ -291,6 +291,12 @@ def test_variables_of_the_environment_that_are_misspelt() -> None:
     ]
     pages = "".join(page.read_text() for page in (Path(__file__).parents[2] / "docs").glob("*.md"))
     assert [name for name in OF_USERS if name not in pages] == []
+    source = "".join(file.read_text() for file in Path(agl.__file__).parent.rglob("*.py"))
+    ours = set(re.findall(r"\bAGL_[A-Z]+(?:_[A-Z]+)*\b", source))
+    assert (list(misspelt(ours)), list(misspelt(["AGL_LARGEST_REWARDS"]))) == (
+        [],
+        ["AGL_LARGEST_REWARDS is set, and nothing reads it. Did you mean AGL_LARGEST_REWARD?"],
+    )
 
 
 @pytest.mark.parametrize(
