@@ -41,6 +41,8 @@ _MOST_DATA = 64 << 20
 """Of a body with data to learn from."""
 _PROTOBUF = "application/x-protobuf"
 _URL_SECONDS = 3600
+_COMES_AGAIN = (408, 409, 429)
+"""Refusals after which a client sends the same request again; after others it goes on with its next one."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,9 @@ class TinkerCall:
     def path(self, name: str) -> str:
         return self.request.path_params[name]
 
-    async def body(self) -> bytes:
-        return await read_body(self.request, MOST_BODY)
+    async def body(self, most: int = MOST_BODY) -> bytes:
+        found = self.request.state.body = await read_body(self.request, most)
+        return found
 
     async def read(self, kind: type[bodies.Body]) -> bodies.Body:
         return bodies.read(await self.body(), kind)
@@ -211,7 +214,7 @@ def _tokenizer(client: TrainingClient) -> str:
 
 
 async def forward_backward(call: TinkerCall) -> Any:
-    body = await read_body(call.request, _MOST_DATA)
+    body = await call.body(_MOST_DATA)
     request = await asyncio.to_thread(read_request, body, call.service.stable_reinforce)
     return call.service.compute(call.owner, request, len(body))
 
@@ -465,11 +468,14 @@ def application(service: TinkerService, keys: Keys) -> Starlette:
 
     def answers(route: TinkerRoute) -> Any:
         async def answer(request: Request) -> Response:
+            owner = ""
             try:
                 given = api_key(headers_of(request.scope))
                 owner = "" if route.open else keys.owner(given, given.removeprefix(KEY_PREFIX))
                 return _response(await route.handler(TinkerCall(service, request, owner, secret)))
             except Refusal as refusal:
+                if refusal.status not in _COMES_AGAIN:
+                    await service.give_up(owner, getattr(request.state, "body", b""))
                 return _json({"detail": refusal.message}, refusal.status)
             except ClientDisconnect:
                 return Response(status_code=400)

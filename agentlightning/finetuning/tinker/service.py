@@ -19,7 +19,7 @@ from agentlightning.finetuning.tinker import bodies
 from agentlightning.finetuning.tinker.archive import SCHEME, Archive, SavedWeights
 from agentlightning.finetuning.tinker.bases import MOST_TRAINED, Bases, LoadedBase
 from agentlightning.finetuning.tinker.clients import SamplingClient, SequenceTurns, TinkerSession, TrainingClient
-from agentlightning.finetuning.tinker.data import PassRequest, check_tokens, written
+from agentlightning.finetuning.tinker.data import PassRequest, check_tokens, turn_of, written
 from agentlightning.finetuning.tinker.futures import Promises, Result
 from agentlightning.finetuning.tinker.optimizer import check_optimizer, optim_params
 from agentlightning.finetuning.tinker.sampled import sample_all, sample_response, sampling_params
@@ -247,6 +247,13 @@ class TinkerService:
 
         number = secrets.token_hex(6) if seq is None else str(seq)
         return self.promises.make(client.owner, f"{client.id}:{number}", work, cost=cost, model_id=client.id)
+
+    async def give_up(self, owner: str, body: bytes) -> None:
+        """A request of a training client was refused: the one behind it does not wait for its turn."""
+        if (named := await asyncio.to_thread(turn_of, body)) is not None:
+            client = self.training.get(named[0])
+            if client is not None and client.owner == owner:
+                client.turns.give_up(named[1])
 
     def stable_reinforce(self, key: str) -> str | None:
         """The loss that a training client's base model has instead of this one."""
