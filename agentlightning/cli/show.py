@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from shlex import quote
 from typing import Any
 
 import msgspec
@@ -57,7 +58,9 @@ async def _there_are(opened: OpenedRun, wanted: ShowOptions) -> str:
     """What rollouts there are where those that were wanted are not."""
     last = await opened.store.query_rollouts(sort_by="start_time", sort_order="desc", limit=_LOOKED_AT)
     if not last:
-        return " It has no rollouts yet."
+        if opened.standing.word == "running":
+            return " It has no rollouts yet."
+        return f" It ended without any; what it measured is shown by  agl why {quote(str(wanted.run))}"
     if wanted.rollout is not None:
         return f" The last one is {last[0].rollout_id}; agl show RUN prints the last ones."
     episodes = await collect(opened.store, [r.rollout_id for r in last])
