@@ -65,7 +65,9 @@ class Location:
         if self.path is not None and self.backend == "memory":
             raise ConfigError("A store in memory has no file: leave --path out.")
         if self.path is not None and (url := _address(self.path)):
-            raise ConfigError(f"--path is a file, and {url} an address. A served store is shown by  agl dashboard {url}")
+            raise ConfigError(
+                f"--path is a file, and {url} an address. A served store is shown by  agl dashboard {url}"
+            )
         if self.path is not None and re.match("postgres(ql)?:/", str(self.path)):
             raise ConfigError("--path is a file. A store in PostgreSQL is given by --dsn postgresql://…")
         if self.path is not None and self.path.is_dir():
