@@ -15,7 +15,6 @@ from agentlightning.finetuning.recipe import BaseModel
 from agentlightning.finetuning.tinker.bases import LoadedBase
 from agentlightning.gateway.exchange import Refusal
 
-
 _MOST_AHEAD = 1 << 16
 """How far ahead of its turn a request may be given up."""
 

@@ -143,7 +143,7 @@ def check_tokens(data: Sequence[Datum], vocabulary: int, longest: int) -> None:
     for i, datum in enumerate(data):
         if len(datum.tokens_T) > longest:
             raise Refusal(
-                f"data[{i}] has {len(datum.tokens_T)} tokens, and this server's models take {longest} (--max-context).",
+                f"data[{i}] has {len(datum.tokens_T)} tokens, and this model takes {longest} here.",
                 param="model_input",
             )
         for name, ids in (("model_input", datum.tokens_T), ("target_tokens", datum.targets)):

@@ -22,7 +22,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route as StarletteRoute
 
+from agentlightning.errors import ModelError
 from agentlightning.finetuning.keys import Keys
+from agentlightning.finetuning.recipe import BaseModel
 from agentlightning.finetuning.tinker import bodies
 from agentlightning.finetuning.tinker.archive import number_in
 from agentlightning.finetuning.tinker.data import read_request
@@ -31,6 +33,7 @@ from agentlightning.finetuning.wire import MOST_BODY, read_body
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.serving.http import api_key, headers_of
 from agentlightning.models import resolve_model
+from agentlightning.models.shape import read_shape
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +92,19 @@ async def client_config(call: TinkerCall) -> Any:
 
 
 async def capabilities(call: TinkerCall) -> Any:
-    models = call.service.bases.models
-    common = {"max_context_length": call.service.context, "trainable": True, "sampleable": True}
-    return {"supported_models": [{"model_name": name, **common} for name in models]}
+    most, common = call.service.context, {"trainable": True, "sampleable": True}
+    longest = {name: await asyncio.to_thread(_longest, base, most) for name, base in call.service.bases.models.items()}
+    models = [{"model_name": name, "max_context_length": tokens, **common} for name, tokens in longest.items()]
+    return {"supported_models": models}
+
+
+def _longest(base: BaseModel, most: int) -> int:
+    """The tokens that a base model takes here: `most`, unless it was made for fewer."""
+    try:
+        shape = read_shape(base.model)
+    except ModelError:  # it is not here yet
+        return most
+    return most if shape is None or shape.max_context is None else min(most, shape.max_context)
 
 
 async def create_session(call: TinkerCall) -> Any:

@@ -61,7 +61,7 @@ CASES: dict[str, tuple[str, list[Any], str, Any]] = {
                                  [types.Datum(model_input=prompt([1, 2]),
                                               loss_fn_inputs={"target_tokens": np.array([1, 2, 3])})],
                                  "cross_entropy", None),
-    "too long": (r"has 600 tokens, and this server's models take 512 \(--max-context\)", [datum(ids(1, 601))],
+    "too long": (r"has 600 tokens, and this model takes 512 here", [datum(ids(1, 601))],
                  "cross_entropy", None),
 }  # fmt: skip
 
@@ -566,3 +566,14 @@ def test_damaged_messages_are_refused_or_mean_something() -> None:
             continue
         read += len(passes)
     assert read > 100
+
+
+@pytest.mark.slow
+def test_a_base_model_takes_as_many_tokens_as_the_server_says(start: Start) -> None:
+    server = start(max_context=1 << 20)
+    said = httpx.get(f"{server.url}{PREFIX}/get_server_capabilities", headers={"x-api-key": "tml-any"}).json()
+    (model,) = {one["max_context_length"] for one in said["supported_models"]}
+    assert model == 1024
+    with server.client() as client:
+        with pytest.raises(Exception, match=f"has {model + 1} tokens, and this model takes {model} here"):
+            training_client(client).forward_backward([datum(np.full(model + 2, 5))], "cross_entropy").result(60)
