@@ -171,7 +171,10 @@ def read(kind: type[T], body: bytes | Mapping[str, Any]) -> T:
 
 def _takes(name: str, body: bytes | Mapping[str, Any]) -> str:
     """What a field takes and what it was given; nothing where msgspec's own words have to do."""
-    given: Any = msgspec.json.decode(body) if isinstance(body, bytes) else body
+    try:
+        given: Any = msgspec.json.decode(body) if isinstance(body, bytes) else body
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return ""
     for part in name.split("."):
         given = given.get(part) if isinstance(given, Mapping) else None
     last = name if name == "method.type" else name.rpartition(".")[2]

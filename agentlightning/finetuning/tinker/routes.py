@@ -27,13 +27,14 @@ from agentlightning.finetuning.keys import Keys
 from agentlightning.finetuning.recipe import BaseModel
 from agentlightning.finetuning.tinker import bodies
 from agentlightning.finetuning.tinker.archive import number_in
-from agentlightning.finetuning.tinker.data import read_request
+from agentlightning.finetuning.tinker.data import read_request, turn_of
 from agentlightning.finetuning.tinker.service import TinkerService, TinkerSession, TrainingClient
 from agentlightning.finetuning.wire import MOST_BODY, read_body
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.serving.http import api_key, headers_of
 from agentlightning.models import resolve_model
 from agentlightning.models.shape import read_shape
+from agentlightning.reading import whole_number
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,8 @@ class TinkerCall:
         return found
 
     async def read(self, kind: type[bodies.Body]) -> bodies.Body:
-        return bodies.read(await self.body(), kind)
+        most = MOST_BODY if kind is bodies.SamplesRequest else bodies.MOST_BYTES
+        return bodies.read(await self.body(most), kind)
 
 
 Handler = Callable[[TinkerCall], Awaitable[Any]]
@@ -229,7 +231,7 @@ def _tokenizer(client: TrainingClient) -> str:
 async def forward_backward(call: TinkerCall) -> Any:
     body = await call.body(_MOST_DATA)
     request = await asyncio.to_thread(read_request, body, call.service.stable_reinforce)
-    return call.service.compute(call.owner, request, len(body))
+    return call.service.compute(call.owner, request)
 
 
 async def optim_step(call: TinkerCall) -> Any:
@@ -372,11 +374,11 @@ async def external_weights_urls(call: TinkerCall) -> Any:
 
 async def fetch_file(call: TinkerCall) -> Any:
     """A file of a checkpoint, by a URL that `external_weights_urls` made."""
-    until, _, signed = call.path("token").partition("-")
-    inside = call.path("file")
-    good = until.isdecimal() and hmac.compare_digest(signed, _signature(call.secret, inside, int(until)))
+    said, _, signed = call.path("token").partition("-")
+    inside, until = call.path("file"), whole_number(said) or 0
+    good = hmac.compare_digest(signed.encode(), _signature(call.secret, inside, until).encode())
     file = call.service.archive.folder / inside
-    if not good or int(until) < time.time() or not file.is_file():
+    if not good or until < time.time() or not file.is_file():
         raise Refusal("There is no such file, or its URL is too old.", status=404, code="not_found")
     return FileResponse(file)
 
@@ -488,7 +490,7 @@ def application(service: TinkerService, keys: Keys) -> Starlette:
                 return _response(await route.handler(TinkerCall(service, request, owner, secret)))
             except Refusal as refusal:
                 if refusal.status not in _COMES_AGAIN:
-                    await service.give_up(owner, getattr(request.state, "body", b""))
+                    await _give_up_turn(service, owner, getattr(request.state, "body", b""))
                 return _json({"detail": refusal.message}, refusal.status)
             except ClientDisconnect:
                 return Response(status_code=400)
@@ -500,6 +502,14 @@ def application(service: TinkerService, keys: Keys) -> Starlette:
 
     routes = [StarletteRoute(PREFIX + r.path, answers(r), methods=[r.method]) for r in ROUTES]
     return Starlette(routes=routes, exception_handlers={HTTPException: _nowhere})
+
+
+async def _give_up_turn(service: TinkerService, owner: str, body: bytes) -> None:
+    """A request of a training client was refused: the one behind it does not wait for its turn."""
+    if (named := await asyncio.to_thread(turn_of, body)) is not None:
+        client = service.training.get(named[0])
+        if client is not None and client.owner == owner:
+            client.turns.give_up(named[1])
 
 
 def _response(found: Any) -> Response:
