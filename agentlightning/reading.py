@@ -21,6 +21,7 @@ MOST_BYTES = 2**26
 """Of a file with settings or descriptions; what grows with a run or a data set is given more."""
 _DIGITS = 300
 """So many of an integer fit into a float; what is longer is infinite."""
+_MOST_DIGITS = 19
 _PARTS = 300
 """Of a key of TOML: what reads it takes time with their square."""
 
@@ -48,6 +49,12 @@ def read_object(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"it holds {type(found).__name__} and no object")
     return found
+
+
+def whole_number(text: str) -> int | None:
+    """The number that a text of digits is; None for every other text, also for digits of other scripts, and for more
+    of them than 64 bits hold: of thousands `int` makes an error."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
 
 
 def parsed_json(text: str) -> Any:

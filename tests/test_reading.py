@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentlightning.reading import parsed_json, parsed_toml, read_json, read_object, read_text
+from agentlightning.reading import parsed_json, parsed_toml, read_json, read_object, read_text, whole_number
 
 
 def test_a_file_is_read_as_it_is(tmp_path: Path) -> None:
@@ -42,6 +42,12 @@ def test_only_regular_files_up_to_a_size_are_read(tmp_path: Path) -> None:
 def test_what_is_no_json_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"nested too deeply|line 1|delimiter"):
         parsed_json(text)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "+1", "1.0", " 1", "²", "१", "1" * 20, "9" * 5_000])
+def test_a_text_that_is_no_whole_number_is_none(text: str) -> None:
+    assert whole_number(text) is None
+    assert whole_number("0" + "1" * 18) == int("1" * 18)
 
 
 def test_a_number_beyond_all_floats_is_infinite() -> None:

@@ -18,6 +18,7 @@ from agentlightning.files import make_folder, open_private
 from agentlightning.keys import new_key
 from agentlightning.litagent import Program
 from agentlightning.net.guard import is_local_name
+from agentlightning.reading import whole_number
 from agentlightning.trainer.sync import run_sync
 
 console = Console(highlight=False, soft_wrap=True)
@@ -107,9 +108,9 @@ def _quotas(given: Sequence[str]) -> Mapping[str, int]:
     known, found = {one.name for one in fields(Quotas)}, dict[str, int]()
     for text in given:
         name, _, value = text.partition("=")
-        if name not in known or not value.isdecimal() or not int(value):
+        if name not in known or not (number := whole_number(value)):
             raise ConfigError(f"--quota is {text!r}; give NAME=NUMBER, where NAME is {' or '.join(sorted(known))}.")
-        found[name] = int(value)
+        found[name] = number
     return found
 
 

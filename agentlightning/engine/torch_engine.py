@@ -37,7 +37,7 @@ from agentlightning.engine.sampler import Draw, RowSettings, draw
 from agentlightning.engine.slot_model import SlotModel
 from agentlightning.engine.slots import NOBODY, SlotPlacement, Slots
 from agentlightning.engine.stop_strings import StopStrings
-from agentlightning.errors import EngineError
+from agentlightning.errors import AgentLightningError, ConfigError, EngineError
 
 DEFAULT_CONTEXT = 4096
 """Longest context in tokens where neither the caller nor the model asks for less."""
@@ -418,7 +418,7 @@ class TorchEngine:
             if is_wrong[index]:
                 self._fail(running, _DIVERGED)
             elif running.matcher is not None and index not in allowed:
-                self._fail(running, _TOO_COMPLEX)
+                self._fail(running, _TOO_COMPLEX, ConfigError)  # which no other engine could follow either
             elif not self._look_at(running, drawn, index):
                 streamed.append(index)
         self._give_out(rows, streamed, drawn)
@@ -487,14 +487,14 @@ class TorchEngine:
         """Of the weights that a request is sampled from."""
         return self.policies.versions[self._slots.policy[running.slot]]
 
-    def _fail(self, running: Running, message: str) -> None:
+    def _fail(self, running: Running, message: str, error: type[AgentLightningError] = EngineError) -> None:
         slot = running.slot
         self._leave(running)
         self._slots.forget(slot)
         self._model.cache.clear(slot)
         if self._memory is not None:
             self._memory.forget(slot)
-        self._events.append(Failed(request_id=running.request.request_id, message=message))
+        self._events.append(Failed(request_id=running.request.request_id, message=message, error=error.__name__))
 
     def _leave(self, running: Running) -> None:
         """Take a request out of its slot, which keeps the computed tokens for reuse."""

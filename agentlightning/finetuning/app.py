@@ -30,7 +30,7 @@ from agentlightning.finetuning.queue import TRAINING, FineTuningQueue
 from agentlightning.finetuning.recipe import BaseModel
 from agentlightning.finetuning.records import Records, Row
 from agentlightning.finetuning.routes import ROUTES, ApiCall, Handler, as_response
-from agentlightning.finetuning.tinker.routes import PREFIX as TINKER_PREFIX, application
+from agentlightning.finetuning.tinker.routes import KEY_PREFIX, PREFIX as TINKER_PREFIX, application
 from agentlightning.finetuning.tinker.service import TinkerService
 from agentlightning.finetuning.training import MODELS_KEY, MODELS_URL
 from agentlightning.gateway.dialects import DIALECTS
@@ -40,7 +40,7 @@ from agentlightning.gateway.serving.ahead import ReadAhead, replayed
 from agentlightning.gateway.serving.http import DisconnectedError, api_key, headers_of, send_json, with_request_id
 from agentlightning.keys import not_empty
 from agentlightning.net.guard import is_local_name
-from agentlightning.net.server import ConnectionLimits, LoopServer
+from agentlightning.net.server import Busy, ConnectionLimits, LoopServer, asks_for_health
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +105,7 @@ class TrainingServer:
             exception_handlers={HTTPException: _nowhere},
         )
         limits = ConnectionLimits(body_seconds=_UPLOAD_SECONDS)
+        self._busy = Busy(limits)
         self._server = LoopServer(
             self,
             settings.host,
@@ -112,6 +113,7 @@ class TrainingServer:
             what="training server",
             error=GatewayError,
             limits=limits,
+            trusted=self._is_trusted,
             allow_hosts=settings.allow_hosts,
             forms=True,
         )
@@ -172,15 +174,29 @@ class TrainingServer:
             self._own_keys[owner] = self.keys.lend(owner)
         return HttpModels(self.endpoint, self._own_keys[owner], provider=lambda name: owners_settings().provider(name))
 
+    def _is_trusted(self, scope: Scope) -> bool:
+        """Whether a request may have a connection in reserve."""
+        return asks_for_health(scope) or self.keys.is_admin(api_key(headers_of(scope)).removeprefix(KEY_PREFIX))
+
     # ---- requests --------------------------------------------------------------------------------------------------
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application."""
         send = with_request_id(send)
-        path = scope["path"]
-        if path.endswith("/health"):
+        given = api_key(headers_of(scope)).removeprefix(KEY_PREFIX)
+        if scope["path"].endswith("/health"):
             await send_json(send, 200, {"status": "ok"})
-        elif scope["method"] == "POST" and path.startswith(PREFIX) and path.removeprefix(PREFIX) in _CALLS:
+            return
+        with self._busy.one(given) as fits:
+            if fits or self.keys.is_admin(given):
+                await self._route(scope, receive, send)
+                return
+            refusal = Refusal(self._busy.refusal, status=429, kind="rate_limit_error", code="too_many_connections")
+            await send_json(send, 429, openai_error(refusal) | {"detail": refusal.message})
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if scope["method"] == "POST" and path.startswith(PREFIX) and path.removeprefix(PREFIX) in _CALLS:
             await self._call(scope, receive, send)
         elif path.startswith(f"{TINKER_PREFIX}/"):
             await self._tinker(scope, receive, send)

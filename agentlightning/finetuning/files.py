@@ -21,6 +21,7 @@ from agentlightning.files import make_folder, open_private
 from agentlightning.finetuning.records import FINISHED, Records, Row
 from agentlightning.finetuning.wire import bad, missing, new_id
 from agentlightning.gateway.exchange import Refusal
+from agentlightning.reading import whole_number
 
 PURPOSES = ("fine-tune",)
 RESULTS = "fine-tune-results"
@@ -152,7 +153,10 @@ class Form:
             "on_headers_finished": self._on_headers,
             "on_part_data": self._on_data,
         }
-        self._parser = MultipartParser(options[b"boundary"], callbacks)
+        try:
+            self._parser = MultipartParser(options[b"boundary"], callbacks)
+        except FormParserError as error:
+            raise _unreadable(error) from None
 
     async def read(self, stream: AsyncIterator[bytes]) -> None:
         """Raises `Refusal`."""
@@ -161,7 +165,7 @@ class Form:
                 self._parser.write(piece)
             self._parser.finalize()
         except FormParserError as error:
-            raise bad(f"The form cannot be read: {error}.", "file") from None
+            raise _unreadable(error) from None
         self.fields = {name: value.decode("utf-8", "replace") for name, value in self._parts.items()}
 
     def _on_header(self, data: bytes, start: int, end: int) -> None:
@@ -198,6 +202,10 @@ class Form:
         if sum(map(len, self._parts.values())) + end - start > _MOST_FORM_BYTES or len(self._parts) > 16:
             raise bad("The form has too many fields besides the file.", self._name[:100])
         self._parts.setdefault(self._name, bytearray()).extend(data[start:end])
+
+
+def _unreadable(error: FormParserError) -> Refusal:
+    return bad(f"The form cannot be read: {error}.", "file")
 
 
 class Files:
@@ -299,10 +307,11 @@ def lifetime_of(fields: Mapping[str, Any]) -> int | None:
         return None
     if not isinstance(given, Mapping) or given.get("anchor") != "created_at":
         raise bad("expires_after counts from 'created_at'.", "expires_after[anchor]")
-    seconds = str(given.get("seconds"))
-    if not seconds.isdigit() or not _SHORTEST <= int(seconds) <= _LONGEST:
+    seconds = given.get("seconds")
+    found = whole_number(seconds) if isinstance(seconds, str) else seconds
+    if not isinstance(found, int) or not _SHORTEST <= found <= _LONGEST:
         raise bad(f"expires_after has {_SHORTEST} to {_LONGEST} seconds.", "expires_after[seconds]")
-    return int(seconds)
+    return found
 
 
 def check_purpose(purpose: Any) -> None:

@@ -25,6 +25,7 @@ from agentlightning.finetuning.records import FINISHED, JobEvent, Records, Row
 from agentlightning.finetuning.requests import JobRequest, read_job
 from agentlightning.finetuning.wire import LOCAL, bad, limit_of, listed, missing, new_id, page
 from agentlightning.gateway.exchange import Refusal
+from agentlightning.reading import whole_number
 
 CREATED = "Created fine-tuning job: {}"
 _RATE = (
@@ -258,15 +259,18 @@ class Jobs:
         """The job whose model a name means to a key, and the step if it means a checkpoint; None: it means none."""
         parts = name.split(":")
         step = parts.pop().removeprefix("ckpt-step-") if ":ckpt-step-" in name else None
-        if len(parts) < 5 or parts[0] != "ft" or (step is not None and not step.isdigit()):
+        number = None if step is None else whole_number(step)
+        if len(parts) < 5 or parts[0] != "ft" or len(parts[-1]) != _KEY_LENGTH or (step is not None and number is None):
             return None
         like = f"ftjob-{parts[-1]}%"
         for row in self.records.rows("SELECT * FROM jobs WHERE owner = ? AND id LIKE ?", owner, like):
-            if name_of(row, None if step is None else int(step)) == name and not row["model_deleted"]:
-                return row, None if step is None else int(step)
+            if name_of(row, number) == name and not row["model_deleted"]:
+                return row, number
         return None
 
 
+_KEY_LENGTH = 8
+"""Of a job's id, in the names of its models."""
 _OLDER = ("n_epochs", "batch_size", "learning_rate_multiplier")
 
 
@@ -297,7 +301,7 @@ def name_of(row: Row, step: int | None = None) -> str:
     """The name of the model that a job makes, or of one of its checkpoints."""
     request = request_of(row)
     base = request.model.split(":")[1] if request.model.startswith("ft:") else request.model
-    name = f"ft:{base}:local:{request.suffix or ''}:{row['id'].removeprefix('ftjob-')[:8]}"
+    name = f"ft:{base}:local:{request.suffix or ''}:{row['id'].removeprefix('ftjob-')[:_KEY_LENGTH]}"
     return name if step is None else f"{name}:ckpt-step-{step}"
 
 

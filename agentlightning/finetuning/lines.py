@@ -18,6 +18,8 @@ from agentlightning.errors import AgentLightningError, ConfigError
 
 MOST_BYTES = 8 << 20
 """Of a line."""
+MOST_LINES = 10_000_000
+"""Of a file, each with 16 bytes of memory."""
 _BOM = b"\xef\xbb\xbf"
 _AT_ONCE = 1 << 20
 _OF_CHAT = {"messages", "tools", "parallel_tool_calls", "functions"}
@@ -43,6 +45,8 @@ class Lines:
         for number, start, size in _lines_in(path):
             if size > MOST_BYTES:
                 raise LineError(number, f"it has more than {MOST_BYTES >> 20} MiB, as many as a line may have.")
+            if len(self._starts) == MOST_LINES:
+                raise LineError(number, f"the file has more than {MOST_LINES:,} lines.")
             if size:
                 self._starts.append(start)
                 self._numbers.append(number)

@@ -24,6 +24,10 @@ from agentlightning.finetuning.wire import MOST_BODY, bad, listed, missing, new_
 from agentlightning.gateway.exchange import Refusal
 
 _UPLOAD_SECONDS = 3600
+_MOST_PENDING = 10_000
+"""Uploads of a key that are under way, and parts of one."""
+_NAME = 255
+"""Characters of a file's name."""
 
 
 class Services(Protocol):
@@ -139,6 +143,13 @@ async def file_content(call: ApiCall) -> Any:
     return FileResponse(call.server.files.path(row), media_type="application/octet-stream")
 
 
+def _check_count(call: ApiCall, table: str, where: str, key: str) -> None:
+    found = call.server.records.row(f"SELECT count(*) AS n FROM {table} WHERE {where}", key)
+    if found is not None and found["n"] >= _MOST_PENDING:
+        words = f"There are {_MOST_PENDING:,} {table} already. End or cancel some."
+        raise Refusal(words, status=429, kind="rate_limit_error", code=f"too_many_{table}")
+
+
 # ---- files in parts --------------------------------------------------------------------------------------------------
 
 
@@ -167,10 +178,12 @@ async def create_upload(call: ApiCall) -> Any:
         raise bad(f"bytes is a number from 1 to {call.server.quotas.file_bytes}.", "bytes")
     if not isinstance(name, str):
         raise bad("filename is a text.", "filename")
-    lifetime_of(body)
+    lifetime = lifetime_of(body)
     _check_stored(call, size)
+    _check_count(call, "uploads", "owner = ? AND status = 'pending'", call.owner)
     now, key = int(time.time()), new_id("upload_")
-    kept = msgspec.json.encode(body).decode()
+    after = {} if lifetime is None else {"expires_after": body["expires_after"]}
+    kept = msgspec.json.encode({"bytes": size, "filename": name[:_NAME], "purpose": body["purpose"], **after}).decode()
     rows, expires = call.server.records, now + _UPLOAD_SECONDS
     rows.add("uploads", id=key, owner=call.owner, body=kept, status="pending", created_at=now, expires_at=expires)
     return _seen_upload(rows.row("SELECT * FROM uploads WHERE id = ?", key) or {})
@@ -179,6 +192,7 @@ async def create_upload(call: ApiCall) -> Any:
 async def add_part(call: ApiCall) -> Any:
     server, upload = call.server, _upload(call)
     declared = msgspec.json.decode(upload["body"])["bytes"]
+    _check_count(call, "parts", "upload = ?", call.id)
     sent = server.records.row("SELECT coalesce(sum(bytes), 0) AS n FROM parts WHERE upload = ?", call.id) or {"n": 0}
     with server.blobs.writing(call.owner, lambda: _check_stored(call, 0)) as incoming:
         form = Form(call.request.headers.get("content-type", ""), incoming, declared - sent["n"])
@@ -199,9 +213,12 @@ async def complete_upload(call: ApiCall) -> Any:
         raise bad("part_ids is a list of the parts of this upload.", "part_ids")
     if sum(parts[key]["bytes"] for key in wanted) != body["bytes"]:
         raise bad(f"The parts are to have {body['bytes']} bytes together.", "part_ids")
+    sent = sum(part["bytes"] for part in parts.values())  # which are gone afterwards
+    _check_stored(call, body["bytes"] - sent)
     content = await server.blobs.joined([parts[key]["sha256"] for key in wanted], order.get("md5"))
     with server.records.transaction():
-        _upload(call)  # nothing else has ended it meanwhile
+        _upload(call)  # nothing else has ended it meanwhile,
+        _check_stored(call, body["bytes"] - sent)  # or taken the room
         file = server.files.add(call.owner, content, body["filename"], body["purpose"], lifetime_of(body))
         server.files.end_upload(call.id, status="completed", file=file["id"])
     return _seen_upload({**upload, "status": "completed"}, files.seen(file))

@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from agentlightning.finetuning.records import Records, Row
 from agentlightning.gateway.exchange import Refusal
+from agentlightning.reading import whole_number
 
 MOST_ON_A_PAGE = 10_000
 MOST_BODY = 4 << 20
@@ -46,9 +47,9 @@ def limit_of(query: Mapping[str, str], default: int) -> int:
     given = query.get("limit")
     if given is None:
         return default
-    if not given.isdigit() or not 1 <= int(given) <= MOST_ON_A_PAGE:
-        raise bad(f"limit is {given!r}; it is a number from 1 to {MOST_ON_A_PAGE}.", "limit")
-    return int(given)
+    if (found := whole_number(given)) is None or not 1 <= found <= MOST_ON_A_PAGE:
+        raise bad(f"limit is {given[:50]!r}; it is a number from 1 to {MOST_ON_A_PAGE}.", "limit")
+    return found
 
 
 def page(

@@ -30,7 +30,7 @@ _FILES = 256
 """File descriptors that connections leave to files, pipes and other servers, the store's before all."""
 _MOST_CONNECTIONS = 2**13
 _HEAD_BYTES = 2**16
-"""Of a request: its address and its headers."""
+"""Of a request: its address and its headers; and what may stand in a row between and behind pieces of its body."""
 _SAY_AGAIN_SECONDS = 60.0
 _ALIVE = {"TCP_KEEPIDLE": 6, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
 """After so many quiet seconds a client's system is asked whether the connection is there, so often, so many times."""
@@ -267,8 +267,9 @@ class _Protocol(HttpToolsProtocol):
         self._full = full
         self._for_trusted = for_trusted
         self._refused = False
-        self._head_bytes: int | None = 0
-        """Of the request whose head is coming in."""
+        self._head_bytes = 0
+        """Of the request whose head is coming in, or of what came after the last piece of its body."""
+        self._in_body = False
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -298,10 +299,9 @@ class _Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        if self._head_bytes is not None:
-            self._head_bytes += len(data)
+        self._head_bytes += len(data)
         super().data_received(data)
-        if self._head_bytes is not None and self._head_bytes > _HEAD_BYTES:
+        if self._head_bytes > _HEAD_BYTES:
             self._refuse(self.transport, _TOO_LONG)
 
     def eof_received(self) -> None:
@@ -313,12 +313,20 @@ class _Protocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._head_bytes = None
+        self._head_bytes, self._in_body = 0, True
         self._wait(self._limits.body_seconds)
         super().on_headers_complete()
 
-    def on_message_complete(self) -> None:
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_body:  # or it is a trailer, which nobody reads
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._head_bytes, self._in_body = 0, False
         if self.cycle.response_complete:  # it was refused before its body was there
             self._wait(self._limits.header_seconds)
         else:

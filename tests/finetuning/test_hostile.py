@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
+import httpx
+import openai
 import pytest
 
-from agentlightning.finetuning import routes
+from agentlightning.finetuning import lines, routes
+from agentlightning.finetuning.jobs import Quotas
+from agentlightning.finetuning.lines import LineError, Lines
 from agentlightning.finetuning.routes import ROUTES
+from agentlightning.net.server import ConnectionLimits
 
-from .conftest import Serve
+from .conftest import Serve, polled
 
+LONG = b"9" * 5000
+"""A number of more digits than `int` reads."""
 BODIES: list[bytes] = [
     *(b"", b"[", b"null", b"[1]", b"\xff\xfe", b'{"a":' * 5000),
     *(b'{"name":5}', b'{"name":"\\ud800"}', b'{"name":"\\u0000"}'),
@@ -27,6 +37,9 @@ BODIES: list[bytes] = [
     b'{"model":"calc","training_file":"x","seed":99999999999999999999999}',
     b'{"model":"calc","training_file":"x","suffix":"../../x"}',
     b'{"model":"calc","training_file":"x","metadata":{"\\u0000":"\\u0000"}}',
+    b'{"purpose":"fine-tune","bytes":10,"filename":"a","expires_after":{"anchor":"created_at","seconds":"\xc2\xb2"}}',
+    b'{"grader":{"type":"string_check","name":"x","operation":"eq","input":"{{ item[%s] }}","reference":"a"}}' % LONG,
+    b'{"model":"ft:a:b:c:%s","training_file":"x"}' % (b"%" * 60_000),
     b'{"grader":null}',
     b'{"grader":{"type":"multi","graders":{"a":1},"calculate_output":"a"},"model_sample":"a"}',
     b'{"grader":{"type":"python","name":"x","source":"\\ud800"},"model_sample":"a"}',
@@ -34,13 +47,24 @@ BODIES: list[bytes] = [
 QUERIES = [
     "limit=x",
     "limit=-1",
+    "limit=%C2%B2",
+    f"limit={LONG.decode()}",
     "limit=99999999999999999999",
     "after=%00",
     "after=%ff",
     "metadata[a'b]=c",
     "order=%00",
 ]
-IDS = ["x", "%00", "%ff", "..%2f..%2frecords.db", "ft:calc:::x:ckpt-step-99999999999999999999"]
+IDS = [
+    "x",
+    "%00",
+    "%ff",
+    "..%2f..%2frecords.db",
+    "ft:calc:::x:ckpt-step-99999999999999999999",
+    "ft:calc:::x:ckpt-step-%C2%B2",
+]
+FORMS = ["", "x", f"x{'y' * 300}", "%00"]
+"""Boundaries."""
 
 
 async def answered(session: aiohttp.ClientSession, method: str, url: str, **options: Any) -> int:
@@ -63,8 +87,67 @@ async def test_no_route_fails_by_what_is_sent(serve: Serve) -> None:
                     headers = {"content-type": "application/json"}
                     url = f"{server.endpoint}{path}"
                     assert await answered(session, route.method, url, data=body, headers=headers) < 500, (path, body)
+                for boundary in FORMS if route.method == "POST" else ():
+                    headers = {"content-type": f"multipart/form-data; boundary={boundary}", "authorization": "Bearer x"}
+                    url = f"{server.endpoint}{path}"
+                    assert await answered(session, route.method, url, data=b"--x--", headers=headers) < 500, path
             for query in QUERIES if route.method == "GET" else ():
                 assert await answered(session, "GET", f"{server.endpoint}{min(paths)}?{query}") < 500, (paths, query)
+
+
+async def test_uploads_take_no_more_than_what_a_key_may_store(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by uploads that were begun while there was room, nor by a part that is named many times, nor by many."""
+    async with serve(quotas=Quotas(file_bytes=1000, stored_bytes=2000)) as (server, client):
+        begun = [
+            (await client.uploads.create(bytes=1000, filename="f", mime_type="a", purpose="fine-tune")).id
+            for _ in range(3)
+        ]
+        parts = [(await client.uploads.parts.create(one, data=b"%d" % i * 10)).id for i, one in enumerate(begun)]
+        for one, part in zip(begun[:1], parts[:1], strict=True):
+            await client.uploads.complete(one, part_ids=[part] * 100)
+        with pytest.raises(openai.RateLimitError, match="stored_bytes"):
+            await client.uploads.complete(begun[1], part_ids=[parts[1]] * 100)
+        assert server.files.stored_bytes("admin") <= 2000
+        monkeypatch.setattr(routes, "_MOST_PENDING", 2)
+        with pytest.raises(openai.RateLimitError, match="2 uploads already"):
+            await client.uploads.create(bytes=1, filename="f", mime_type="a", purpose="fine-tune")
+        await client.uploads.parts.create(begun[1], data=b"x")
+        with pytest.raises(openai.RateLimitError, match="2 parts already"):
+            await client.uploads.parts.create(begun[1], data=b"")
+
+
+async def test_what_is_kept_of_an_upload_is_what_it_needs(serve: Serve) -> None:
+    async with serve() as (server, client):
+        made = await client.uploads.create(
+            bytes=1, filename="f" * 5000, mime_type="m" * 5000, purpose="fine-tune", extra_body={"more": "x" * 5000}
+        )
+        row = server.records.row("SELECT body FROM uploads WHERE id = ?", made.id)
+        assert row is not None
+        assert len(row["body"]) < 400
+
+
+async def test_one_key_leaves_connections_to_others(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ConnectionLimits, "of_one_key", 1)
+    async with serve(key="admin", admin_key="admin") as (server, client), aiohttp.ClientSession() as session:
+        made = await client.post("/organization/admin_api_keys", cast_to=httpx.Response, body={"name": "greedy"})
+        greedy = {"authorization": f"Bearer {made.json()['value']}", "content-type": "application/json"}
+        sending = asyncio.Event()
+
+        async def slowly() -> AsyncIterator[bytes]:
+            yield b"{"
+            sending.set()
+            await asyncio.Event().wait()
+
+        url = f"{server.endpoint}/uploads"
+        held = asyncio.ensure_future(session.post(url, data=slowly(), headers=greedy))
+        await sending.wait()
+        await polled(lambda: asyncio.sleep(0, len(server._busy._count)), bool)
+        assert await answered(session, "GET", f"{server.endpoint}/files", headers=greedy) == 429
+        tinker = url.replace("/v1/uploads", "/api/v1/sessions")
+        async with session.get(tinker, headers={"x-api-key": f"tml-{made.json()['value']}"}) as answer:
+            assert (answer.status, "per_key" in (await answer.json())["detail"]) == (429, True)
+        assert [f async for f in client.files.list()] == []
+        held.cancel()
 
 
 async def test_a_fault_of_the_server_is_said_to_be_one(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,3 +158,12 @@ async def test_a_fault_of_the_server_is_said_to_be_one(serve: Serve, monkeypatch
     async with serve() as (server, _), aiohttp.ClientSession() as session:
         assert await answered(session, "GET", f"{server.endpoint}/models") == 500
         assert await answered(session, "GET", f"{server.endpoint}/files") == 200
+
+
+def test_a_file_of_very_many_lines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MOST_LINES", 3)
+    (tmp_path / "f").write_bytes(b"{}\n" * 3)
+    assert len(Lines(tmp_path / "f", "agent")) == 3
+    (tmp_path / "f").write_bytes(b"{}\n" * 4)
+    with pytest.raises(LineError, match="Line 4: the file has more than 3 lines"):
+        Lines(tmp_path / "f", "agent")

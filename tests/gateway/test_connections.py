@@ -240,6 +240,39 @@ async def test_a_head_is_short(store: InMemoryLightningStore, rendering: Rendere
     await site.gateway.stop()
 
 
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [(b"2\r\n{}\r\n0\r\n", b"x: y\r\n"), (b"2\r\n{}\r\n0\r\nx: ", b"yyyyyyy"), (b"2;", b"xxxxxxx")],
+    ids=["trailers", "one trailer", "chunk extension"],
+)
+async def test_what_is_between_and_behind_pieces_of_a_body_is_short(
+    store: InMemoryLightningStore, rendering: RenderersRendering, begin: bytes, more: bytes
+) -> None:
+    """Trailers would be kept, of clients without a key, too."""
+    site = await served(store, rendering, ConnectionLimits())
+    reader, writer = await connect(site)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    writer.write(head + begin + more * 100_000)
+    async with asyncio.timeout(30):
+        assert b" 200 " not in await rest_of(reader)
+    writer.close()
+    await ask(site)
+    await site.gateway.stop()
+
+
+async def test_trailers_become_no_headers(store: InMemoryLightningStore, rendering: RenderersRendering) -> None:
+    site = await served(store, rendering, ConnectionLimits())
+    reader, writer = await connect(site)
+    writer.write(
+        b"GET /health HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nhost: evil.example\r\n\r\n"
+        b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n"
+    )
+    async with asyncio.timeout(30):
+        assert (await rest_of(reader)).count(b"200 OK") == 2
+    writer.close()
+    await site.gateway.stop()
+
+
 @pytest.mark.parametrize("name", ["most", "per_key", "reserve", "header_seconds", "body_seconds"])
 def test_settings_that_mean_nothing_are_refused(name: str) -> None:
     wrong: dict[str, Any] = {name: -1}

@@ -260,6 +260,8 @@ def test_schemas_in_googles_spelling() -> None:
     }
     assert list(found["properties"]) == ["type", "items", "snake_name"]
     assert json_schema_of(found) == found, "a JSON schema stays what it is"
+    for count in ("9" * 5000, "²", "-1"):
+        assert json_schema_of({"minItems": count}) == {"minItems": count}, "it is no count, which is said elsewhere"
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -113,6 +113,7 @@ async def test_what_is_not_kept_is_refused_with_what_to_do(server: Server) -> No
             (client, {"input": [{"type": "item_reference", "id": unkept.output[0].id}]}, "input[0]"),
             (client, {"input": [{"type": "item_reference", "id": "msg_" + "0" * 32}]}, "input[0]"),
             (client, {"input": [{"type": "item_reference", "id": first.output[0].id + "9"}]}, "input[0]"),
+            (client, {"input": [{"type": "item_reference", "id": first.output[0].id + "9" * 5000}]}, "input[0]"),
             (client, {"input": [{"type": "item_reference", "id": ""}]}, "input[0]"),
         ):
             with pytest.raises(openai.BadRequestError, match="Send the conversation itself") as refused:

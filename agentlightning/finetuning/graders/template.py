@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentlightning.errors import GraderRefused
+from agentlightning.reading import whole_number
 
 _PLACE = re.compile(r"\{\{((?:(?!\{\{|\}\}).)*)\}\}", re.DOTALL)
 """Linear in the text, whatever is in it."""
@@ -54,7 +55,8 @@ def _path(written: str, param: str) -> Path:
     at, steps = root.end() if root else 0, list[str | int]()
     while root and (step := _STEP.match(written, at)):
         name, index, *quoted = step.groups()
-        steps.append(int(index) if index is not None else next(s for s in (name, *quoted) if s is not None))
+        number = None if index is None else whole_number(index)
+        steps.append(next(s for s in (number, name, *quoted, index) if s is not None))
         at = step.end()
     if root is None or at != len(written):
         raise GraderRefused(
@@ -73,8 +75,8 @@ def _value(given: Any, path: Path, written: str) -> Any:
     for step in path:
         if isinstance(given, Mapping) and str(step) in given:
             given = given[str(step)]
-        elif isinstance(given, list) and str(step).isdecimal() and int(step) < len(given):
-            given = given[int(step)]
+        elif isinstance(given, list) and (at := whole_number(str(step))) is not None and at < len(given):
+            given = given[at]
         else:
             raise MissingVariable(written, of_output=False)
     return given

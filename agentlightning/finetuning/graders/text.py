@@ -172,6 +172,14 @@ def _rouge_scorer() -> Any:
     return RougeScorer
 
 
+@_library
+def _rouge_words() -> Any:
+    """The words of the ROUGE metrics."""
+    from rouge_score.tokenizers import DefaultTokenizer
+
+    return DefaultTokenizer(use_stemmer=False).tokenize
+
+
 @cache
 def _scorer(kind: str) -> Any:
     return _rouge_scorer()([kind])
@@ -181,13 +189,21 @@ def _rouge(kind: str) -> Callable[[str, str], float]:
     return lambda text, reference: _scorer(kind).score(reference, text)[kind].fmeasure
 
 
+def _rouge_l(text: str, reference: str) -> float:
+    """As rouge-score's, whose table of the longest common subsequence takes gigabytes for some ten thousand words."""
+    from rapidfuzz.distance import LCSseq
+
+    one, other = _rouge_words()(text), _rouge_words()(reference)
+    return 2 * LCSseq.similarity(one, other) / (len(one) + len(other)) if one and other else 0.0
+
+
 METRICS: Mapping[str, Callable[[str, str], float]] = {
     "fuzzy_match": lambda text, reference: _rapidfuzz()(text, reference) / 100,
     "bleu": lambda text, reference: _sacrebleu().sentence_bleu(text, [reference]).score / 100,
     "gleu": lambda text, reference: _gleu()([_words()(reference)], _words()(text)),
     "meteor": lambda text, reference: _meteor()(_words()(reference), _words()(text), wordnet=_NoSynonyms()),
     **{f"rouge_{n}": _rouge(f"rouge{n}") for n in range(1, 6)},
-    "rouge_l": _rouge("rougeL"),
+    "rouge_l": _rouge_l,
 }
 """Each metric of an input and a reference, from 0 to 1: `WRatio` of rapidfuzz, sentence BLEU of sacrebleu, GLEU and
-METEOR of nltk, the F-measure of rouge-score."""
+METEOR of nltk, the F-measure of rouge-score, over its words."""

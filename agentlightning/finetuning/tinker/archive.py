@@ -21,6 +21,7 @@ import msgspec
 from agentlightning.files import atomic_directory, folder_bytes, make_folder
 from agentlightning.finetuning.records import Records, Row
 from agentlightning.gateway.exchange import Refusal
+from agentlightning.reading import whole_number
 
 SCHEME = "tinker://"
 KINDS: Mapping[str, str] = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
@@ -266,9 +267,9 @@ def number_in(query: Mapping[str, str], name: str, default: int, low: int, high:
     given = query.get(name)
     if given is None:
         return default
-    if not given.isdecimal() or not low <= int(given) <= high:
+    if (found := whole_number(given)) is None or not low <= found <= high:
         raise Refusal(f"{name} is {given[:50]!r}; it is a number from {low} to {high}.", param=name)
-    return int(given)
+    return found
 
 
 def seen(row: Row) -> dict[str, Any]:

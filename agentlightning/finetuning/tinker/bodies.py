@@ -4,13 +4,17 @@ nothing: a newer client sends null for what it does not use.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from agentlightning.gateway.exchange import Refusal
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+MOST_BYTES = 1 << 16
+"""Of a body without tokens, whose metadata is kept."""
+Number = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+"""Which one of a client's requests, or of a session's clients; it stands in names of folders."""
 _SAYS_NOTHING = (None, False, 0, "", [], {})
 
 
@@ -57,7 +61,7 @@ class OptimizerChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 class CreateModel(_Request, frozen=True, kw_only=True):
     session_id: str
-    model_seq_id: int
+    model_seq_id: Number
     base_model: str
     user_metadata: dict[str, Any] | None = None
     lora_config: LoraChoice | None = None
@@ -79,7 +83,7 @@ class AdamParams(msgspec.Struct, frozen=True, kw_only=True):
 
 class StepRequest(_Request, frozen=True, kw_only=True):
     model_id: str
-    seq_id: int | None = None
+    seq_id: Number | None = None
     adam_params: AdamParams | None = None
     optimizer_params: dict[str, Any] | None = None
 
@@ -87,7 +91,7 @@ class StepRequest(_Request, frozen=True, kw_only=True):
 class SaveWeights(_Request, frozen=True, kw_only=True):
     model_id: str
     path: str | None = None
-    seq_id: int | None = None
+    seq_id: Number | None = None
     ttl_seconds: int | None = None
     overwrite: bool = False
     user_metadata: dict[str, str] | None = None
@@ -96,9 +100,9 @@ class SaveWeights(_Request, frozen=True, kw_only=True):
 class SaveForSampler(_Request, frozen=True, kw_only=True):
     model_id: str
     path: str | None = None
-    sampling_session_seq_id: int | None = None
+    sampling_session_seq_id: Number | None = None
     kind: str = "snapshot"
-    seq_id: int | None = None
+    seq_id: Number | None = None
     ttl_seconds: int | None = None
     user_metadata: dict[str, str] | None = None
 
@@ -106,7 +110,7 @@ class SaveForSampler(_Request, frozen=True, kw_only=True):
 class SaveExternal(_Request, frozen=True, kw_only=True):
     model_id: str
     path: str
-    seq_id: int | None = None
+    seq_id: Number | None = None
     ttl_seconds: int | None = None
     age_encryption_recipients: list[str] | None = None
 
@@ -115,9 +119,9 @@ class LoadWeights(_Request, frozen=True, kw_only=True):
     path: str
     optimizer: bool
     model_id: str | None = None
-    seq_id: int | None = None
+    seq_id: Number | None = None
     session_id: str | None = None
-    model_seq_id: int | None = None
+    model_seq_id: Number | None = None
     base_model: str | None = None
     user_metadata: dict[str, Any] | None = None
     optimizer_config: OptimizerChoice | None = None
@@ -126,7 +130,7 @@ class LoadWeights(_Request, frozen=True, kw_only=True):
 
 class CreateSamplingSession(_Request, frozen=True, kw_only=True):
     session_id: str
-    sampling_session_seq_id: int
+    sampling_session_seq_id: Number
     base_model: str | None = None
     model_path: str | None = None
 
@@ -156,7 +160,7 @@ class SamplesRequest(_Request, frozen=True, kw_only=True):
     base_model: str | None = None
     model_path: str | None = None
     sampling_session_id: str | None = None
-    seq_id: int | None = None
+    seq_id: Number | None = None
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: int = 0
     topk_sample_logprobs: int = 0
@@ -181,7 +185,7 @@ class Lifetime(_Request, frozen=True, kw_only=True):
 class CopyWeights(_Request, frozen=True, kw_only=True):
     source_path: str
     session_id: str | None = None
-    model_seq_id: int | None = None
+    model_seq_id: Number | None = None
     destination_project_id: str | None = None
     ttl_seconds: int | None = None
     weights_access_token: str | None = None

@@ -26,6 +26,8 @@ FLOAT32 = 1
 STABLE_REINFORCE = "stable_reinforce"
 PASS_TOKENS = 16384
 """Tokens of data in one pass, counted as if they shared none."""
+MOST_CELLS = PASS_TOKENS * 1024
+"""Of the sparse tensors of a request, together: as many as a body has room for if they are not sparse."""
 _DTYPES = {1: "float32", 2: "int64", 3: "int32"}
 
 
@@ -87,6 +89,12 @@ class PassRequest:
     loss: LossConfig
     forward_only: bool
 
+    @property
+    def size(self) -> int:
+        """The bytes of its arrays."""
+        arrays = (array for datum in self.data for array in (datum.targets, datum.present, *datum.values.values()))
+        return sum(array.nbytes for array in arrays)
+
     def passes(self) -> list[tuple[list[Datum], PackedBatch]]:
         """The data in parts, each with its pass."""
         return [(part, _packed(part)) for part in _parts(self.data)]
@@ -104,6 +112,7 @@ def read_request(body: bytes, stable_reinforce: Callable[[str], str | None] = la
         raise Refusal(f"The request has fields that this server does not know: {', '.join(sorted(set(unknown)))}.")
     if request.loss_fn == STABLE_REINFORCE and (instead := stable_reinforce(request.model_id)) is not None:
         request.loss_fn = instead
+    _check_cells(request.data)
     form = LOSS_FORMS.get(request.loss_fn)
     if form is None:
         raise Refusal(
@@ -117,6 +126,14 @@ def read_request(body: bytes, stable_reinforce: Callable[[str], str | None] = la
     return PassRequest(
         request.model_id, request.seq_id, data, _loss(request.loss_fn, form, config), request.forward_only
     )
+
+
+def _check_cells(data: Any) -> None:
+    """Raises `Refusal` where a few bytes would become an array that fills the memory."""
+    tensors = (tensor for datum in data for tensor in datum.loss_fn_inputs.values())
+    cells = sum(abs(math.prod(tensor.shape)) for tensor in tensors if tensor.HasField("sparse_csr"))
+    if cells > MOST_CELLS:
+        raise Refusal(f"The sparse tensors of data have {cells} cells together, and may have {MOST_CELLS}.")
 
 
 def check_tokens(data: Sequence[Datum], vocabulary: int, longest: int) -> None:
@@ -239,7 +256,7 @@ def _array(where: str, name: str, tensor: Any) -> tuple[np.ndarray, np.ndarray]:
     columns = _buffer(where, name, tensor.sparse_csr.col_indices, np.int64)
     if (
         len(shape) != 2
-        or math.prod(shape) > PASS_TOKENS * 1024
+        or math.prod(shape) > MOST_CELLS
         or len(rows) != shape[0] + 1
         or len(columns) != len(values)
         or (rows[0], rows[-1]) != (0, len(values))

@@ -29,6 +29,9 @@ _KEPT_SECONDS, _UNFETCHED_SECONDS = 300.0, 3600.0
 MOST_OPEN = 8192
 """Promises of one key that are worked on or were not fetched; and of all keys that were fetched and are kept."""
 
+MOST_HELD = 1 << 30
+"""Bytes of the results of one key that are kept."""
+
 Result = bytes | dict[str, Any]
 """Of protobuf, or of JSON."""
 
@@ -41,6 +44,8 @@ class _Promise:
     """None while it is worked on."""
     fetched: bool = False
     cost: tuple[str, int] | None = None
+    size: int = 0
+    """Bytes of its result."""
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
@@ -53,6 +58,8 @@ class Promises:
         """By key, those that were not fetched."""
         self._taken: Counter[tuple[str, str]] = Counter()
         """By key, what its work takes."""
+        self._held: Counter[str] = Counter()
+        """By key, the bytes of its results."""
 
     def make(
         self,
@@ -72,6 +79,7 @@ class Promises:
             if self._open[owner] >= MOST_OPEN:
                 words = f"This key has {MOST_OPEN} requests that are worked on or were not fetched; fetch some."
                 raise Refusal(words, status=429, code="too_many_requests")
+            self._make_room(owner)
             self._take(owner, cost)
             task = asyncio.ensure_future(work())
             promise = self._kept[key] = _Promise(owner, task, cost=cost, metadata=metadata)
@@ -126,11 +134,30 @@ class Promises:
             raise Refusal(words, status=429, code="too_many_requests")
         self._taken[owner, name] += amount
 
+    def _make_room(self, owner: str) -> None:
+        """Forget results that were fetched, the oldest first, where those of a key take too much."""
+        if self._held[owner] < MOST_HELD:
+            return
+        for key in [key for key, promise in self._kept.items() if promise.owner == owner and promise.fetched]:
+            self._forget(key)
+            if self._held[owner] < MOST_HELD:
+                return
+        words = f"The results of this key that were not fetched take {self._held[owner]} bytes; fetch some."
+        raise Refusal(words, status=429, code="too_many_requests")
+
+    def _forget(self, key: str) -> None:
+        promise = self._kept.pop(key)
+        self._held[promise.owner] -= promise.size
+        if not promise.fetched:
+            self._open[promise.owner] -= 1
+
     def _ended(self, promise: _Promise) -> None:
         if promise.cost is not None:
             self._taken[promise.owner, promise.cost[0]] -= promise.cost[1]
-        if not promise.task.cancelled():
-            promise.task.exception()  # it is told to whoever fetches it, and to nobody else
+        if not promise.task.cancelled() and promise.task.exception() is None:  # which whoever fetches it is told
+            result = promise.task.result()
+            promise.size = len(result) if isinstance(result, bytes) else 0
+            self._held[promise.owner] += promise.size
         promise.forget_at = time.monotonic() + _UNFETCHED_SECONDS
 
     def _sweep(self) -> None:
@@ -141,9 +168,7 @@ class Promises:
         late = [k for k, p in self._kept.items() if p.forget_at is not None and p.forget_at < now]
         fetched = [k for k, p in self._kept.items() if p.fetched]
         for key in {*late, *fetched[: max(len(fetched) - MOST_OPEN, 0)]}:
-            promise = self._kept.pop(key)
-            if not promise.fetched:
-                self._open[promise.owner] -= 1
+            self._forget(key)
 
 
 def _outcome(task: asyncio.Task[Result]) -> Result:

@@ -31,6 +31,7 @@ from agentlightning.finetuning.wire import MOST_BODY, read_body
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.serving.http import api_key, headers_of
 from agentlightning.models import resolve_model
+from agentlightning.reading import whole_number
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,8 @@ class TinkerCall:
         return await read_body(self.request, MOST_BODY)
 
     async def read(self, kind: type[bodies.Body]) -> bodies.Body:
-        return bodies.read(await self.body(), kind)
+        most = MOST_BODY if kind is bodies.SamplesRequest else bodies.MOST_BYTES
+        return bodies.read(await read_body(self.request, most), kind)
 
 
 Handler = Callable[[TinkerCall], Awaitable[Any]]
@@ -213,7 +215,7 @@ def _tokenizer(client: TrainingClient) -> str:
 async def forward_backward(call: TinkerCall) -> Any:
     body = await read_body(call.request, _MOST_DATA)
     request = await asyncio.to_thread(read_request, body, call.service.stable_reinforce)
-    return call.service.compute(call.owner, request, len(body))
+    return call.service.compute(call.owner, request)
 
 
 async def optim_step(call: TinkerCall) -> Any:
@@ -356,11 +358,11 @@ async def external_weights_urls(call: TinkerCall) -> Any:
 
 async def fetch_file(call: TinkerCall) -> Any:
     """A file of a checkpoint, by a URL that `external_weights_urls` made."""
-    until, _, signed = call.path("token").partition("-")
-    inside = call.path("file")
-    good = until.isdecimal() and hmac.compare_digest(signed, _signature(call.secret, inside, int(until)))
+    said, _, signed = call.path("token").partition("-")
+    inside, until = call.path("file"), whole_number(said) or 0
+    good = hmac.compare_digest(signed.encode(), _signature(call.secret, inside, until).encode())
     file = call.service.archive.folder / inside
-    if not good or int(until) < time.time() or not file.is_file():
+    if not good or until < time.time() or not file.is_file():
         raise Refusal("There is no such file, or its URL is too old.", status=404, code="not_found")
     return FileResponse(file)
 

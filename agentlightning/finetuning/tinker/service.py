@@ -92,8 +92,12 @@ class TinkerService:
     # ---- sessions --------------------------------------------------------------------------------------------------
 
     def open(self, owner: str, body: bodies.CreateSession) -> TinkerSession:
-        """A new session. Raises `Refusal` where the key has too many."""
-        if sum(one.owner == owner and one.finished is None for one in self.sessions.values()) >= MOST_SESSIONS:
+        """A new session. Raises `Refusal` where the key has too many. Of those that are finished the last ones stay."""
+        mine = [one for one in self.sessions.values() if one.owner == owner]
+        finished = [one.id for one in mine if one.finished is not None]
+        for late in finished[: max(len(finished) - MOST_SESSIONS, 0)]:
+            del self.sessions[late]
+        if len(mine) - len(finished) >= MOST_SESSIONS:
             raise Refusal(f"This key has {MOST_SESSIONS} sessions; close some.", status=429, code="too_many_sessions")
         metadata = {**(body.user_metadata or {}), **({"tags": ",".join(body.tags)} if body.tags else {})}
         session = TinkerSession(
@@ -253,8 +257,8 @@ class TinkerService:
         client = self.training.get(key)
         return None if client is None else client.base.stable_reinforce
 
-    def compute(self, owner: str, body: PassRequest, size: int) -> dict[str, Any]:
-        """A promise of a pass over data that came as so many bytes."""
+    def compute(self, owner: str, body: PassRequest) -> dict[str, Any]:
+        """A promise of a pass over data."""
         client = self.client(owner, body.model_id)
 
         async def do() -> Result:
@@ -265,7 +269,7 @@ class TinkerService:
             compute = handle.evaluate if body.forward_only else handle.forward_backward
             return written([(data, await compute([batch], body.loss)) for data, batch in parts])
 
-        return self._in_turn(client, body.seq_id or None, do, ("bytes of data", size))
+        return self._in_turn(client, body.seq_id or None, do, ("bytes of data", body.size))
 
     def step(self, owner: str, body: bodies.StepRequest) -> dict[str, Any]:
         """A promise of an optimiser step."""
@@ -466,6 +470,8 @@ class TinkerService:
         if not 1 <= body.num_samples <= MOST_SAMPLES:
             raise Refusal(f"num_samples is {body.num_samples}; it is from 1 to {MOST_SAMPLES}.", param="num_samples")
         prompt, params = sampling_params(body, owner=client.session)
+        if len(prompt) > self.context:
+            raise Refusal(f"The prompt has {len(prompt)} tokens; models here take {self.context} (--max-context).")
         number = secrets.token_hex(8) if body.seq_id is None else str(body.seq_id)
         key = f"{client.id or secrets.token_hex(8)}:{number}"
 

@@ -54,6 +54,7 @@ from agentlightning.gateway.dialects.tools import (
 )
 from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal, ToolCall
 from agentlightning.gateway.sampling.settings import check_settings
+from agentlightning.reading import whole_number
 from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import Message, Tool
 
@@ -274,7 +275,8 @@ def _referred(item: Mapping[str, Any], where: str, answered: Answered) -> dict[s
     """The item that a reference means. An id says of which answer it is a part, and of which kind (`_item_id`)."""
     prefix, _, rest = item["id"].partition("_")
     response_id, number = f"resp_{rest[:_ID_LENGTH]}", rest[_ID_LENGTH:]
-    if rest and response_id in answered and (number == "" or number.isdecimal()):
+    which = whole_number(number)
+    if rest and response_id in answered and (number == "" or which is not None):
         said = answered[response_id][-1]
         calls = said.get("tool_calls", ())
         match prefix:
@@ -282,8 +284,8 @@ def _referred(item: Mapping[str, Any], where: str, answered: Answered) -> dict[s
                 return {"type": "reasoning", "content": [_part("reasoning", said["reasoning_content"])]}
             case "msg" if not number:
                 return {"type": "message", "role": "assistant", "content": said["content"]}
-            case "fc" | "ctc" if number and int(number) < len(calls):
-                call = calls[int(number)]
+            case "fc" | "ctc" if which is not None and which < len(calls):
+                call = calls[which]
                 return {"type": "function_call", "call_id": call["id"], **call["function"]}
             case _:
                 pass

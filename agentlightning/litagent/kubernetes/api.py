@@ -16,6 +16,7 @@ from agentlightning.errors import ExecutorError
 from agentlightning.litagent.kubernetes.manifests import CONTAINER
 from agentlightning.litagent.kubernetes.settings import ACCOUNT, Kubernetes, server_of
 from agentlightning.litagent.process import Output
+from agentlightning.reading import whole_number
 
 if TYPE_CHECKING:
     import aiohttp
@@ -170,4 +171,4 @@ def _account(name: str) -> str:
 
 
 def _seconds(header: str | None) -> float:
-    return float(header) if header and header.isdigit() else 0.0
+    return float(whole_number(header or "") or 0)

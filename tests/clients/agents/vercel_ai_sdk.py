@@ -1,4 +1,4 @@
-"""Vercel's AI SDK: a program that is given the base URL and no key."""
+"""Vercel's AI SDK with its provider for what is like OpenAI: a program that is given the base URL and no key."""
 
 import json
 from typing import Any

@@ -19,8 +19,13 @@ def version(package: str) -> str:
     return json.loads(file.read_text())["version"]
 
 
-async def run(program: str, question: str, llm: agl.LLM, stream: bool, *, required: bool = False) -> str:
-    """What the program prints; the arguments of its one call where a call is `required`."""
+async def run(
+    program: str, question: str, llm: agl.LLM, stream: bool, *, required: bool = False, provider: str = ""
+) -> str:
+    """What the program prints; the arguments of its one call where a call is `required`.
+
+    `provider` is for a program that has several clients to choose from.
+    """
     arguments = [
         str(HOME / program),
         question,
@@ -28,6 +33,7 @@ async def run(program: str, question: str, llm: agl.LLM, stream: bool, *, requir
         llm.model,
         "stream" if stream else "",
         "required" if required else "",
+        provider,
     ]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec("node", *arguments, stdout=pipe, stderr=pipe)

@@ -1,17 +1,19 @@
-// Vercel's AI SDK, with a dummy key.
+// Vercel's AI SDK, with a dummy key: its provider for whatever is like OpenAI, or its default one, which asks Responses.
+import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateText, jsonSchema, stepCountIs, streamText, tool } from "ai";
-import { BOOKING, DESCRIPTION, PARAMETERS, SYSTEM, baseURL, calc, model, question, required, stream } from "./tool.mjs";
+import { BOOKING, DESCRIPTION, PARAMETERS, SYSTEM, baseURL, calc, model, provider, question, required, stream } from "./tool.mjs";
 
-const provider = createOpenAICompatible({ name: "agentlightning", baseURL, apiKey: "dummy" });
+const create = provider === "openai" ? createOpenAI : createOpenAICompatible;
+const llm = create({ name: "agentlightning", baseURL, apiKey: "dummy" })(model);
 if (required) {
   const book = tool({ inputSchema: jsonSchema(BOOKING) });
-  const asked = { model: provider(model), prompt: question, tools: { book }, toolChoice: "required" };
+  const asked = { model: llm, prompt: question, tools: { book }, toolChoice: "required" };
   console.log(JSON.stringify((await generateText(asked)).toolCalls[0].input));
   process.exit();
 }
 const asked = {
-  model: provider(model),
+  model: llm,
   system: SYSTEM,
   prompt: question,
   tools: { calc: tool({ description: DESCRIPTION, inputSchema: jsonSchema(PARAMETERS), execute: async (given) => calc(given) }) },

@@ -1,5 +1,5 @@
 // What all three programs share: the tool, and what they are told on the command line.
-export const [question, baseURL, model, stream, required] = process.argv.slice(2);
+export const [question, baseURL, model, stream, required, provider] = process.argv.slice(2);
 export const SYSTEM = "Answer the question. Use the calc tool for every operation.";
 export const PARAMETERS = {
   type: "object",

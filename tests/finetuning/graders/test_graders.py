@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -86,6 +87,15 @@ async def test_texts_that_would_take_minutes_are_not_compared() -> None:
     for metric, done in (("rouge_l", False), ("meteor", False), ("fuzzy_match", False), ("rouge_1", True)):
         found = await graded(similar(metric), "a b " * 50_000, answer="a b " * 50_000)
         assert (found.reward is not None, found.errors.flags) == (done, [] if done else ["other_error"])
+
+
+async def test_rouge_l_needs_no_table_of_all_pairs_of_words() -> None:
+    tracemalloc.start()
+    found = await graded(similar("rouge_l"), "a b " * 2_000, answer="b a c " * 2_000)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.reward == pytest.approx(2 * 3_999 / (4_000 + 6_000))
+    assert most < 2**24
 
 
 async def test_cosine_compares_embeddings_and_is_refused_without_a_model() -> None:

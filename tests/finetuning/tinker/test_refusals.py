@@ -295,6 +295,70 @@ def test_promises_of_one_key_have_an_end(running: Running, monkeypatch: pytest.M
     assert "fetch some" in words[0]
 
 
+def test_results_of_one_key_take_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were fetched make room for others; those that were not are fetched first."""
+    monkeypatch.setattr("agentlightning.finetuning.tinker.futures.MOST_HELD", 10)
+
+    async def several() -> None:
+        promises = Promises()
+        for number in range(2):
+            promises.make("a", f"a:{number}", lambda: asyncio.sleep(0, b"x" * 6))
+        await asyncio.sleep(0.01)
+        with pytest.raises(Refusal, match="were not fetched take 12 bytes"):
+            promises.make("a", "a:2", lambda: asyncio.sleep(0, b""))
+        promises.make("b", "b:0", lambda: asyncio.sleep(0, b""))
+        await promises.result("a", "a:1")
+        promises.make("a", "a:2", lambda: asyncio.sleep(0, b""))
+        assert await promises.result("a", "a:0") == b"x" * 6
+        with pytest.raises(Refusal, match="fetched long ago"):
+            await promises.result("a", "a:1")
+
+    asyncio.run(several())
+
+
+def test_a_few_bytes_become_no_array_that_fills_the_memory() -> None:
+    message = ForwardBackwardRequest(model_id="m", seq_id=1, loss_fn="cross_entropy")
+    for _ in range(8):
+        one = message.data.add()
+        one.model_input.add().encoded_text.tokens = np.array([1], dtype=np.int32).tobytes()
+        tensor = one.loss_fn_inputs["target_tokens"]
+        tensor.dtype = 2
+        tensor.shape.extend([1, 2**22])
+        tensor.sparse_csr.values = np.array([1]).tobytes()
+        tensor.sparse_csr.crow_indices, tensor.sparse_csr.col_indices = np.array([0, 1]).tobytes(), bytes(8)
+    with pytest.raises(Refusal, match="have 33554432 cells together"):
+        read_request(message.SerializeToString())
+    del message.data[1:]
+    tensor = message.data[0].loss_fn_inputs["target_tokens"]
+    tensor.shape[:] = [1, 2**12]
+    assert read_request(message.SerializeToString()).size > 2**12 * 8, "what it takes is what counts, not the body"
+
+
+def test_what_a_session_keeps_is_bounded(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentlightning.finetuning.tinker.service.MOST_SESSIONS", 2)
+    assert post(running, "/create_session", {"tags": [], "user_metadata": {"a": "x" * 2**16}}).status_code == 413
+    made: list[str] = []
+    for _ in range(5):
+        made.append(post(running, "/create_session", {"tags": []}).json()["session_id"])
+        assert post(running, f"/sessions/{made[-1]}/finish", {}).status_code == 204
+    assert [one for one in made if one in running.service.sessions] == made[-3:]
+
+
+@pytest.mark.parametrize("number", [-1, 2**53, 10**300])
+def test_a_number_that_stands_in_a_path_is_one(running: Running, number: int) -> None:
+    session = post(running, "/create_session", {"tags": []}).json()["session_id"]
+    named = {"session_id": session, "base_model": "calc"}
+    for path, field in (("/create_model", "model_seq_id"), ("/create_sampling_session", "sampling_session_seq_id")):
+        assert post(running, path, {**named, field: number}).status_code == 422
+    assert post(running, f"/sessions/{session}/finish", {}).status_code == 204
+
+
+def test_a_prompt_that_is_too_long_does_not_wait(running: Running) -> None:
+    body = {"base_model": "calc", "prompt": {"chunks": [{"tokens": [1] * 600}]}, "sampling_params": {}}
+    answer = post(running, "/asample", body)
+    assert (answer.status_code, "has 600 tokens" in answer.text) == (400, True)
+
+
 def test_what_work_takes_is_bounded_for_each_key(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that asks for too much waits; what has ended counts no more, and one request alone always goes."""
     monkeypatch.setattr("agentlightning.finetuning.tinker.futures.MOST_AT_ONCE", {"samples": 10})

@@ -6,6 +6,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from agentlightning.reading import whole_number
+
 _SNAKE = re.compile(r"_([a-z])")
 
 
@@ -41,8 +43,8 @@ def json_schema_of(schema: Any) -> Any:
             found[name] = json_schema_of(value)
         elif name == "type":
             found |= _type(value)
-        elif name in _COUNTS and isinstance(value, str) and value.isdecimal():
-            found[name] = int(value)
+        elif name in _COUNTS and isinstance(value, str) and (count := whole_number(value)) is not None:
+            found[name] = count
         elif name not in _OPENAPI_ONLY and not (name == "format" and value not in _FORMATS):
             found[name] = value
     order = given.get("propertyOrdering")
