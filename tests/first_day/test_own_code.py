@@ -14,10 +14,14 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from typer.testing import CliRunner
 
 import agentlightning as agl
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.rollout_verdicts import unheard
+from agentlightning.algorithm.sampling.examples import check_examples, messages_of, pair_of
+from agentlightning.cli.agents import find_agent
+from agentlightning.cli.app import app
 from agentlightning.errors import ConfigError, StoreError
 from agentlightning.runner.hints import (
     CLOSED_CLIENT,
@@ -176,3 +180,54 @@ def test_names_of_other_trainers(name: str, meant: str) -> None:
     with pytest.raises(ConfigError) as caught:
         agl.GRPO(model="calc", **{name: 1})  # pyright: ignore[reportArgumentType]
     assert meant in str(caught.value)
+
+
+def test_all_examples_that_are_refused_are_named_at_once() -> None:
+    def pair(preferred: str, other: str) -> dict[str, Any]:
+        one, two = ([{"role": "assistant", "content": text}] for text in (preferred, other))
+        chat = {"messages": [{"role": "user", "content": "q"}]}
+        return {"input": chat, "preferred_output": one, "non_preferred_output": two}
+
+    with pytest.raises(ConfigError) as caught:
+        check_examples([pair("a", "b"), pair("a", "a"), pair("b", "a"), pair("b", "b")] * 2, pair_of, "preferences")
+    assert str(caught.value).startswith("Of the preferences, number 2 (counted from 1): Both answers are the same")
+    assert str(caught.value).endswith("Of the 8, 4 are refused; the others are 4, 6, 8.")
+    with pytest.raises(ConfigError, match=r"which agl\.DPO"):
+        messages_of(pair("a", "b"))
+
+
+CLOSES = """
+import sys
+from agentlightning.metrics.console import RichConsole
+terminal = RichConsole()
+sys.stdout.close()
+terminal.note("a note")
+terminal.step({"step": 1})
+sys.stderr.write("went on")
+"""
+
+
+def test_a_standard_output_that_the_agent_closed(tmp_path: Path) -> None:
+    done = script(tmp_path, CLOSES)
+    said(done, "went on")
+    assert "Traceback" not in done.stderr
+
+
+def test_an_agent_that_is_named_like_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(ConfigError, match=r"named by its file: train\.py:agent"):
+        find_agent("train.agent")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["judge", "run", "--equal", "50"], "it must be at most 0.9"),
+        (["optimize", "--agent", "a", "--model", "calc", "--critic-model", "m"], "Give one of them, too"),
+    ],
+)
+def test_options(command: list[str], words: str) -> None:
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code != 0
+    assert words in " ".join(f"{done.output} {done.exception}".replace("│", "").split())
