@@ -29,16 +29,16 @@ TESTS = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"]
 
 ENVIRONMENTS: dict[str, list[str]] = {
     "openai3": [
-        "openai==3.52.0",
-        "anthropic==2.11.0",
+        "openai==3.57.0",
+        "anthropic==2.14.0",
         "openai-agents==0.24.0",
-        "langchain==1.4.7",
-        "langchain-openai==1.7.3",
-        "langchain-anthropic==1.7.7",
-        "langgraph==1.2.22",
+        "langchain==1.5.2",
+        "langchain-openai==1.7.4",
+        "langchain-anthropic==1.7.10",
+        "langgraph==1.2.24",
         "autogen-agentchat==0.7.5",
         "autogen-ext[openai]==0.7.5",
-        "pydantic-ai-slim[openai]==2.62.0",
+        "pydantic-ai-slim[openai]==2.68.0",
         "smolagents[openai]==1.26.0",
         "agentscope==2.0.10",
         "agent-framework-core==1.23.0",
