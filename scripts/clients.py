@@ -29,17 +29,18 @@ TESTS = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"]
 
 ENVIRONMENTS: dict[str, list[str]] = {
     "openai3": [
-        "openai==3.52.0",
-        "anthropic==2.11.0",
+        "openai==3.57.0",
+        "anthropic==2.14.0",
         "openai-agents==0.24.0",
-        "langchain==1.4.7",
-        "langchain-openai==1.7.3",
-        "langchain-anthropic==1.7.7",
-        "langgraph==1.2.22",
+        "langchain==1.5.2",
+        "langchain-openai==1.7.4",
+        "langchain-anthropic==1.7.10",
+        "langgraph==1.2.24",
         "autogen-agentchat==0.7.5",
         "autogen-ext[openai]==0.7.5",
-        "pydantic-ai-slim[openai]==2.62.0",
+        "pydantic-ai-slim[openai]==2.68.0",
         "smolagents[openai]==1.26.0",
+        "ag2[openai]==1.2.1",
         "agentscope==2.0.10",
         "agent-framework-core==1.23.0",
         "agent-framework-openai==1.17.0",
@@ -197,10 +198,11 @@ def run(name: str, python: Path, report: Path, *, slow: bool, tests: str | None)
 
 def table(report: Path) -> str:
     """A row per client, of all that ran."""
-    rows: dict[tuple[str, str, bool], list[dict[str, Any]]] = {}
+    rows: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for file in sorted(report.glob("*.json")):
         line = json.loads(file.read_text())
-        rows.setdefault((line["package"], line["wire"], line["node"]), []).append(line)
+        agent = file.stem.partition("-")[0]
+        rows.setdefault((line["package"], line["wire"], agent), []).append(line)
     lines = [
         "| package | wire format | streamed | captured exactly | continued exactly "
         "| named agents | sub-agents | conversations | compaction | required tools held | by | change |",

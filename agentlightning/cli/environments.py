@@ -49,12 +49,21 @@ def check_environment(options: EnvironmentCheckOptions) -> bool:
         mark = "[green]good[/green]" if probe.good else "[red]not as expected[/red]"
         table.add_row(Text(probe.task), probe.by, reward, probe.expected, f"{probe.seconds:.1f}", mark)
     terminal().print(table)
-    for probe in bad:
-        if probe.why:
-            terminal().print(Text(f"{probe.task}, {probe.by}: {probe.why}"))
+    for (by, why), tasks_of in _reasons(bad).items():
+        more = f" (and {len(tasks_of) - 1} more)" if len(tasks_of) > 1 else ""
+        terminal().print(Text(f"{tasks_of[0]}{more}, {by}: {why}"))
     looked, good = min(len(tasks), options.limit), len(probes) - len(bad)
     terminal().print(f"{looked} of {len(tasks)} tasks were tried: {good} of {len(probes)} trials are as expected.")
     return bool(bad)
+
+
+def _reasons(bad: Sequence[Probe]) -> dict[tuple[str, str], list[str]]:
+    """The tasks of each reason, which is said once."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for probe in bad:
+        if probe.why:
+            found.setdefault((probe.by, probe.why), []).append(probe.task)
+    return found
 
 
 async def _probes(environment: Environment, tasks: Sequence[Any]) -> list[Probe]:

@@ -57,7 +57,7 @@ def run_training_server(options: ServeOptions) -> None:
         quotas=Quotas(**_quotas(options.quota)),
     )
     shown = None if key == options.api_key else key
-    run_sync(_serve(TrainingServer(folder, bases, settings), list(bases), shown))
+    run_sync(_serve(TrainingServer(folder, bases, settings), list(bases), shown, folder / KEY_FILE))
 
 
 def _refuse_without_effect(options: ServeOptions) -> None:
@@ -114,7 +114,7 @@ def _quotas(given: Sequence[str]) -> Mapping[str, int]:
     return found
 
 
-async def _serve(server: Any, bases: Sequence[str], key: str | None) -> None:
+async def _serve(server: Any, bases: Sequence[str], key: str | None, kept: Path) -> None:
     await server.start()
     try:
         console.print(
@@ -124,7 +124,7 @@ async def _serve(server: Any, bases: Sequence[str], key: str | None) -> None:
             "with tml- in front"
         )
         if key is not None:
-            stays = f"kept in {KEY_FILE} for the next start; --api-key gives another, --no-key none"
+            stays = f"kept in {kept} for the next start; --api-key gives another, --no-key none"
             console.show_key("Clients send the key", key, stays)
         stopping = asyncio.create_task(interrupted())
         watching = asyncio.create_task(server.watch())

@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from shlex import quote
 from typing import Any
 
 import msgspec
@@ -57,7 +58,9 @@ async def _there_are(opened: OpenedRun, wanted: ShowOptions) -> str:
     """What rollouts there are where those that were wanted are not."""
     last = await opened.store.query_rollouts(sort_by="start_time", sort_order="desc", limit=_LOOKED_AT)
     if not last:
-        return " It has no rollouts yet."
+        if opened.standing.word == "running":
+            return " It has no rollouts yet."
+        return f" It ended without any; what it measured is shown by  agl why {quote(str(wanted.run))}"
     if wanted.rollout is not None:
         return f" The last one is {last[0].rollout_id}; agl show RUN prints the last ones."
     episodes = await collect(opened.store, [r.rollout_id for r in last])
@@ -99,6 +102,12 @@ async def _show(wanted: ShowOptions) -> None:
         return
     side_by_side = wanted.group is not None and terminal().width >= 100
     width = (terminal().width - 2) // 2 if side_by_side else min(terminal().width, 100)
+    if wanted.log and not any(str(log(own)) for own in spans):
+        terminal().print(
+            f"No message in these {len(episodes)} rollouts: --log shows what an agent says with emit_message. "
+            "Without --log the calls of the model are shown."
+        )
+        return
     panels = [_panel(e, s, wanted, width, a) for e, s, a in zip(episodes, spans, advantages, strict=True)]
     if side_by_side:
         terminal().print(Columns(panels))

@@ -64,6 +64,12 @@ class Location:
             raise ConfigError(f"--dsn is PostgreSQL, and --backend says {self.backend}. Leave one of them out.")
         if self.path is not None and self.backend == "memory":
             raise ConfigError("A store in memory has no file: leave --path out.")
+        if self.path is not None and (url := _address(self.path)):
+            raise ConfigError(
+                f"--path is a file, and {url} an address. A served store is shown by  agl dashboard {url}"
+            )
+        if self.path is not None and re.match("postgres(ql)?:/", str(self.path)):
+            raise ConfigError("--path is a file. A store in PostgreSQL is given by --dsn postgresql://…")
         if self.path is not None and self.path.is_dir():
             raise ConfigError(f"--path {self.path} is a folder, and a store is a file: --path {self.path / STORE_FILE}")
         if self.path is not None and self.dsn is not None:
@@ -175,8 +181,10 @@ def as_address(given: Path) -> str:
 
 def _address(given: Path) -> str | None:
     """The address of a server that stands in place of a path, which has one slash only; None where it is a path."""
-    found = re.fullmatch(r"(?:https?:/)?([\w.-]+:\d{2,5}(?:/.*)?)", str(given))
-    return f"http://{found[1]}" if found is not None and not given.exists() else None
+    found = re.fullmatch(r"(https?:/)(.+)|()([\w.-]+:\d{2,5}(?:/.*)?)", str(given))
+    if found is None or given.exists():
+        return None
+    return f"{found[1] or 'http:/'}/{found[2] or found[4]}"
 
 
 def run_around(place: Path) -> str:

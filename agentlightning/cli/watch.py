@@ -19,7 +19,7 @@ from agentlightning.cli.curve import plot
 from agentlightning.cli.opened import OpenedRun, opened_run
 from agentlightning.console import one_line, safe, terminal
 from agentlightning.errors import StoreError
-from agentlightning.metrics.standing import Standing
+from agentlightning.metrics.standing import Standing, is_alive, standing_of
 from agentlightning.metrics.svg import points_of
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.sync import run_sync
@@ -39,10 +39,8 @@ class RunStanding:
     open_total: int
     said: Sequence[str]
     """Its last warnings and verdicts."""
-
-    @property
-    def over(self) -> bool:
-        return self.run is None or self.run.status is not RunStatus.RUNNING
+    over: bool
+    """Nothing more comes of it: it ended, or its process is not there any more."""
 
 
 def watch_run(options: WatchOptions) -> None:
@@ -83,6 +81,7 @@ async def _look(opened: OpenedRun) -> RunStanding:
         [(rollout, await _last_heard(store, rollout)) for rollout in page],
         page.total,
         [str(event.data.get("text", "")) for event in said[-SAID_SHOWN:]],
+        run is None or standing_of(run, alive=is_alive(opened.folder)).word != RunStatus.RUNNING,
     )
 
 

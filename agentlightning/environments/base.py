@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from agentlightning.arguments import explained_class
+from agentlightning.arguments import explained_class, nearest
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import LitAgent
 
@@ -81,6 +83,17 @@ def environment_again(known: Mapping[str, Any]) -> Environment:
     return load_environment(known["spec"], agent=known.get("agent"), **known.get("options", {}))
 
 
+def _likely(spec: str) -> str:
+    """What was probably meant by a name without one of our schemes."""
+    scheme, colon, name = spec.partition(":")
+    if colon and name:
+        meant = next((one for one in SCHEMES if scheme.lower().startswith(one)), None) or nearest(scheme, SCHEMES)
+        return f" Did you mean {meant}:{name}?" if meant else ""
+    if re.search(r"-v\d+$", spec):
+        return f" Did you mean gym:{spec}?"
+    return f" Did you mean harbor:{spec}?" if Path(spec).is_dir() else ""
+
+
 def load_environment(spec: str, *, agent: str | None = None, **options: Any) -> Environment:
     """The environment that is called `scheme:name`.
 
@@ -96,7 +109,7 @@ def load_environment(spec: str, *, agent: str | None = None, **options: Any) -> 
         if scheme == "hf":
             raise ConfigError(f"{spec} brings tasks and nothing that works on them: --tasks {spec}, and an --agent.")
         known = ", ".join(f"{one}:…" for one in SCHEMES)
-        raise ConfigError(f"{spec!r} names no environment. There are {known} (agl env list).")
+        raise ConfigError(f"{spec!r} names no environment.{_likely(spec)} There are {known} (agl env list).")
     if not name:
         raise ConfigError(f"{spec!r} says no environment behind the colon, as in {scheme}:NAME.")
     kind = environment_class(scheme)

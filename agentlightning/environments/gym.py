@@ -120,6 +120,9 @@ class GymEnvironment(Environment):
     def _otherwise(self, error: Exception) -> str:
         """What to give in place of a name or an option that Gymnasium does not know."""
         gymnasium = _gymnasium()
+        if isinstance(error, gymnasium.error.NamespaceNotFound):
+            module = "ale_py" if self._name.startswith("ALE/") else "MODULE"
+            return f" A package registers its names when it is imported: gym:{module}:{self._name}"
         if type(error) in (gymnasium.error.Error, gymnasium.error.NameNotFound) and "Did you mean" not in str(error):
             registered = sorted(name for name in gymnasium.registry if name.startswith(f"{self._name}-v"))
             like = f" Did you mean {', '.join(f'gym:{name}' for name in registered)}?" if registered else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -264,7 +265,19 @@ def _refused(refusal: Refusal) -> Response:
 
 async def _nowhere(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    paths = dict.fromkeys([*(route.path.replace(":path", "") for route in ROUTES), *sorted(_CALLS)])
-    known = ", ".join(f"{PREFIX}{path}" for path in paths)
-    words = f"There is no {request.method} {request.url.path[:200]} here. There are {known}."
+    words = f"There is no {request.method} {request.url.path[:200]} here. {_instead(request)}"
     return _refused(Refusal(words, status=error.status_code, code="not_found"))
+
+
+def _instead(request: Request) -> str:
+    """What there is in place of a route that there is not."""
+    path, host = request.url.path.rstrip("/"), f"{request.url.scheme}://{request.url.netloc}"
+    shapes = {route: re.sub(r"\{[^}]*\}", "[^/]+", PREFIX + route.path) for route in ROUTES}
+    if takes := [route.method for route, shape in shapes.items() if re.fullmatch(shape, path)]:
+        return f"It takes {' and '.join(takes)}."
+    if TINKER_PREFIX in path:
+        return f"Clients of tinker take the address without a path: {host}"
+    paths = dict.fromkeys([*(route.path.replace(":path", "") for route in ROUTES), *sorted(_CALLS)])
+    if any(path.endswith(known) for known in paths):
+        return f"Clients take as their base URL {host}{PREFIX}"
+    return f"There are {', '.join(f'{PREFIX}{known}' for known in paths if '{' not in known)}."

@@ -120,8 +120,12 @@ class Jobs:
         if own.agent is not None and own.agent not in self.agents:
             known = ", ".join(self.agents) or "none"
             raise bad(f"There is no agent '{own.agent}' here. There are: {known}.", "method.reinforcement.agent")
-        where = "method.reinforcement.grader"
-        for model in () if own.grader is None else parse_grader(own.grader, where).models:
+        if own.grader is not None:
+            self.check_grader(owner, own.grader, "method.reinforcement.grader")
+
+    def check_grader(self, owner: str, grader: Mapping[str, Any], where: str) -> None:
+        """Raises `Refusal` or GraderRefused for one that cannot be used, or asks a model that there is not."""
+        for model in parse_grader(grader, where).models:
             if model in owners_settings().providers:
                 continue
             try:
@@ -133,7 +137,10 @@ class Jobs:
         try:
             found = self.files.get(owner, key)
         except Refusal as refusal:
-            raise bad(refusal.message, param, "invalid_file") from None
+            upload = (
+                "" if key.startswith("file-") else " Upload it (POST /v1/files), and give the id that this answers."
+            )
+            raise bad(refusal.message + upload, param, "invalid_file") from None
         if found["purpose"] != "fine-tune":
             raise bad(f"The file {key} is for {found['purpose']}, not for fine-tune.", param, "invalid_file")
 
@@ -148,7 +155,8 @@ class Jobs:
         """Bring a job into another state. Raises `Refusal` where it cannot follow the one that it is in."""
         row = self.get(owner, job)
         if not self.records.move(job, to, event, **values):
-            raise bad(f"The job is {row['status']}, so it cannot become {to}.", "fine_tuning_job_id", "invalid_state")
+            words = f"{to} already" if row["status"] == to else f"{row['status']}, so it cannot become {to}"
+            raise bad(f"The job is {words}.", "fine_tuning_job_id", "invalid_state")
         return self.get(owner, job)
 
     # ---- validation ------------------------------------------------------------------------------------------------

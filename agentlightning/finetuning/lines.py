@@ -75,7 +75,8 @@ class Lines:
                 raise ConfigError("it has a NUL character; a file of JSON lines is UTF-8 text.")
             found = msgspec.json.decode(line.decode())
             if not isinstance(found, Mapping):
-                raise ConfigError("it is no JSON object.")
+                array = " Write each item of the array on a line of its own." if isinstance(found, list) else ""
+                raise ConfigError(f"it is no JSON object.{array}")
             return self._read(found)
         except UnicodeDecodeError as error:
             raise LineError(number, f"it is no UTF-8: {error.reason} at byte {error.start}.") from None
@@ -109,6 +110,8 @@ def _lines_in(path: Path) -> Iterator[tuple[int, int, int]]:
 
 
 def _chat(line: Mapping[str, Any]) -> dict[str, Any]:
+    if "messages" not in line:
+        messages_of(line)  # says what to write in place of what there is
     _refuse_others(line, _OF_CHAT | {SCORES, COMMENTS})
     chat = _with_tools(line)
     messages_of(chat)
@@ -119,6 +122,8 @@ def _chat(line: Mapping[str, Any]) -> dict[str, Any]:
 def _pair(line: Mapping[str, Any]) -> dict[str, Any]:
     older = {"preferred_completion": "preferred_output", "non_preferred_completion": "non_preferred_output"}
     line = {older.get(name, name): value for name, value in line.items()}
+    if "input" not in line:
+        pair_of(line)
     _refuse_others(line, _OF_PAIR)
     if not isinstance(line.get("input"), Mapping):
         raise ConfigError('"input" is to hold the messages of the conversation.')

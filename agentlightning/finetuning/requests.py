@@ -5,6 +5,7 @@ An unknown field is refused by its name, and so is a value that would have no ef
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -19,6 +20,14 @@ T = TypeVar("T")
 METHODS = ("supervised", "dpo", "reinforcement")
 _WHERE = re.compile(r" - at `\$(.*)`$")
 _UNKNOWN = re.compile(r"unknown field `(.*?)`|required field `(.*?)`")
+
+_TAKES = {
+    ("n_epochs", "batch_size", "eval_interval", "eval_samples"): 'a whole number from 1 to 10000, or "auto"',
+    ("learning_rate_multiplier", "beta", "compute_multiplier"): 'a number above 0, or "auto"',
+    ("suffix",): "up to 64 letters, digits and . _ -",
+    ("method.type",): "supervised, dpo or reinforcement",
+}
+"""What is said of values that are none of a field's, by its name."""
 
 Auto = Literal["auto"] | None
 Count = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
@@ -152,9 +161,34 @@ def read(kind: type[T], body: bytes | Mapping[str, Any]) -> T:
             if p
         ]
         code = "missing_required_parameter" if inner and inner[2] else "unknown_parameter" if inner else "invalid_value"
-        raise bad(f"{_WHERE.sub('', words)}.", ".".join(path) or None, code) from None
+        name = ".".join(path)
+        said = _takes(name, body) if code == "invalid_value" else ""
+        said = said or f"{_WHERE.sub('', words)}.{_meant(path[-1]) if code == 'unknown_parameter' else ''}"
+        raise bad(said, name or None, code) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise bad(f"The body is no JSON: {error}.", None, "invalid_json") from None
+
+
+def _takes(name: str, body: bytes | Mapping[str, Any]) -> str:
+    """What a field takes and what it was given; nothing where msgspec's own words have to do."""
+    try:
+        given: Any = msgspec.json.decode(body) if isinstance(body, bytes) else body
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return ""
+    for part in name.split("."):
+        given = given.get(part) if isinstance(given, Mapping) else None
+    last = name if name == "method.type" else name.rpartition(".")[2]
+    takes = next((words for names, words in _TAKES.items() if last in names), None)
+    return "" if takes is None or given is None else f"{name} is {str(given)[:80]!r}; it is {takes}."
+
+
+def _meant(name: str) -> str:
+    kinds = (JobRequest, Method, Reinforcement, DpoHyperparameters, ReinforcementHyperparameters)
+    known = {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
+    if name in Hyperparameters.__struct_fields__:
+        return " It is one of hyperparameters."
+    like = difflib.get_close_matches(name, known - {name}, n=1)
+    return f" Did you mean {like[0]}?" if like else ""
 
 
 def read_job(body: bytes) -> JobRequest:

@@ -287,7 +287,9 @@ async def run_a_grader(call: ApiCall) -> Any:
 
 
 async def validate_a_grader(call: ApiCall) -> Any:
-    return validate_grader(await call.json())
+    found = validate_grader(await call.json())
+    call.server.jobs.check_grader(call.owner, found["grader"], "grader")
+    return found
 
 
 # ---- models and keys -------------------------------------------------------------------------------------------------

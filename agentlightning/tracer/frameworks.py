@@ -101,6 +101,7 @@ _CONTEXTS: dict[str, Callable[[Any], Any]] = {
 # ---- frameworks whose agents are objects -----------------------------------------------------------------------------
 
 _OBJECTS = {
+    "ag2.agent": "name",
     "agent_framework._agents": "name",
     "agentscope.agent": "name",
     "autogen.agentchat": "name",

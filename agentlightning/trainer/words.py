@@ -226,7 +226,10 @@ def closing(command: str, result: RunResult, *, agent_known: bool) -> str:
         lines.append(f"Validation reward {validated[0]:.3f} {before}, {validated[-1]:.3f} at the last.")
     if result.stopped and checkpoint is not None:
         lines.append(f"Stopped. {again}")
-    lines += ["Next:", f"  {command} show {folder}     read what was said in its rollouts"]
+    look = f"show {folder}     read what was said in its rollouts"
+    if losses and not rewards and not validated:
+        look = f"why {folder}     see what it measured"
+    lines += ["Next:", f"  {command} {look}"]
     if checkpoint is not None:
         saved = quote(str(checkpoint))
         tasks = f"{'' if agent_known else ' --agent AGENT'}{'' if validated else ' --tasks FILE'}"

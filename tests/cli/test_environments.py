@@ -28,7 +28,10 @@ def test_one_is_tried_out(tmp_path: Path) -> None:
     good = agl("env", "check", f"{GAMES}:Echo-v0", "--env-option", "numbers=3", "--limit", "4")
     assert good.returncode == 0
     assert "4 of 64 tasks were tried: 4 of 4 trials are as expected." in good.stdout
-    bad = agl("env", "check", f"{GAMES}:Endless-v0", "--env-option", "breaks_at=2", "--limit", "1", "--json")
+    endless = ["env", "check", f"{GAMES}:Endless-v0", "--env-option", "breaks_at=2", "--limit"]
+    same = agl(*endless, "3").stdout
+    assert (same.count("it broke"), "seed 0 (and 2 more), random actions: " in same) == (1, True), same
+    bad = agl(*endless, "1", "--json")
     assert bad.returncode == 1
     assert "it broke" in json.loads(bad.stdout)[0]["why"]
 

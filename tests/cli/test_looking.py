@@ -113,7 +113,7 @@ def test_a_run_stands_in_the_same_words_everywhere(
     if status is not RunStatus.RUNNING:
         asyncio.run(end())
     assert as_json("watch", tmp_path, "--once")["standing"] == word
-    assert word in agl("watch", tmp_path, "--once").stdout
+    assert word in agl("watch", tmp_path).stdout, "and nothing is waited for"
     agl("report", tmp_path, "--to", tmp_path / "report.html")
     assert word in (tmp_path / "report.html").read_text()
 
@@ -295,6 +295,12 @@ def test_rollouts_are_found_by_what_they_were(well: Path) -> None:
     assert "advantage +" in agl("show", well, "--group", "g3", width=120).stdout
     with pytest.raises(ConfigError, match="There is no finished rollout with --outcome timeout"):
         agl("show", well, "--outcome", "timeout")
+
+
+def test_a_log_of_agents_that_emit_nothing_is_one_sentence(well: Path) -> None:
+    shown = agl("show", well, "--log", "--limit", "3").stdout
+    assert "No message in these 3 rollouts" in " ".join(shown.split())
+    assert "task" not in shown
 
 
 def test_a_report_is_one_file(well: Path, tmp_path: Path) -> None:

@@ -266,8 +266,8 @@ async def test_a_module_that_cannot_be_served_says_why(tmp_path: Path, monkeypat
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     for name, options, words in (
         ("broken:app", {}, "it is broken"),
-        ("page:other", {}, "other"),
-        ("no_such_module:app", {}, "no_such_module"),
+        ("page:other", {}, "\nThe module 'page' has no 'other'."),
+        ("no_such_module:app", {}, "\nThere is no module 'no_such_module' in this folder"),
         ("page:app", {"python": str(tmp_path / "none")}, "cannot be run"),
         ("page:app", {}, "no server of OpenEnv"),
     ):

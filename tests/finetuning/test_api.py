@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from agentlightning.finetuning.app import TrainingServer
 from agentlightning.finetuning.jobs import Quotas
+from agentlightning.finetuning.lines import LineError, Lines
 
 from .conftest import Serve, chats, events, jsonl, pairs, polled, until, upload
 
@@ -248,6 +250,42 @@ async def test_what_cannot_be_honoured_is_refused_by_its_name(serve: Serve, para
         assert not [j async for j in client.fine_tuning.jobs.list()]
 
 
+async def test_a_refusal_says_what_a_field_takes_and_which_was_meant(serve: Serve) -> None:
+    said = {
+        "n_epochs is '1'; it is a whole number from 1 to 10000, or \"auto\"": {"hyperparameters": {"n_epochs": "1"}},
+        "learning_rate_multiplier is 'fast'": {"hyperparameters": {"learning_rate_multiplier": "fast"}},
+        "Did you mean learning_rate_multiplier?": {"hyperparameters": {"learning_rate": 1e-4}},
+        "It is one of hyperparameters.": {"n_epochs": 1},
+        "method.type is 'sft'; it is supervised, dpo or reinforcement": {"method": {"type": "sft"}},
+        "suffix is 'my model!'; it is up to 64 letters": {"suffix": "my model!"},
+        "Upload it (POST /v1/files)": {"training_file": "chats.jsonl"},
+    }
+    async with serve() as (_, client):
+        file = await upload(client, chats())
+        for words, given in said.items():
+            asked = {"model": "calc", "training_file": file, **given}
+            with pytest.raises(openai.BadRequestError, match=re.escape(words)):
+                await client.post("/fine_tuning/jobs", body=asked, cast_to=dict[str, Any])
+
+
+async def test_a_path_that_is_not_here_is_answered_with_the_one_that_was_meant(serve: Serve) -> None:
+    said = {
+        "GET /models": "as their base URL {}/v1",
+        "GET /v1/v1/models": "as their base URL {}/v1",
+        "POST /v1/chat/completions/chat/completions": "as their base URL {}/v1",
+        "POST /v1/api/v1/create_session": "take the address without a path: {}",
+        "POST /v1/models": "It takes GET.",
+        "PUT /v1/fine_tuning/jobs": "It takes POST and GET.",
+        "GET /v1/assistants": "There are /v1/files, /v1/uploads, /v1/fine_tuning/jobs, ",
+    }
+    async with serve() as (_, client):
+        host = str(client.base_url).removesuffix("/v1/")
+        for asked, words in said.items():
+            method, _, path = asked.partition(" ")
+            with pytest.raises(openai.APIStatusError, match=re.escape(words.format(host))):
+                await getattr(client, method.lower())(host + path, cast_to=object)
+
+
 LINES: dict[str, bytes] = {
     "nul": b'{"messages": []}\0\n',
     "no utf-8": b'{"messages": "\xff"}\n',
@@ -260,6 +298,21 @@ LINES: dict[str, bytes] = {
     "endless": b"x" * (9 << 20),
     "nested": b"[" * 100_000 + b"\n",
 }
+
+
+@pytest.mark.parametrize(
+    ("line", "method", "words"),
+    [
+        (b'{"prompt": "a", "completion": "b"}', "supervised", "Write its prompt and its completion as messages"),
+        (b'{"conversations": [{"from": "human", "value": "a"}]}', "supervised", "This is ShareGPT's form"),
+        (b'{"messages": [{"role": "user", "content": "a"}]}', "dpo", "It must be a preference"),
+        (b'[{"messages": []}]', "supervised", "Write each item of the array on a line of its own."),
+    ],
+)
+def test_a_line_of_another_form_is_answered_with_this_one(tmp_path: Path, line: bytes, method: str, words: str) -> None:
+    (tmp_path / "file").write_bytes(line)
+    with pytest.raises(LineError, match=f"^Line 1: .*{re.escape(words)}"):
+        Lines(tmp_path / "file", method).check()
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -368,6 +421,9 @@ async def test_graders_are_tried(serve: Serve) -> None:
         with pytest.raises(openai.BadRequestError) as refused:
             await graders.validate(grader={**EXACT, "operation": "about"})
         assert refused.value.param == "grader.operation"
+        asks = {"type": "score_model", "name": "s", "model": "gpt-9", "input": [{"role": "user", "content": "?"}]}
+        with pytest.raises(openai.BadRequestError, match="'gpt-9' does not exist here"):
+            await graders.validate(grader=asks)
 
 
 # ---- keys ------------------------------------------------------------------------------------------------------------

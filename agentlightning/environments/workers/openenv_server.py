@@ -39,12 +39,26 @@ class WithKey:
             await send({"type": "http.response.body", "body": b""})
 
 
+def _application(module: str, name: str) -> Any:
+    """Ends with a line where there is no such module or no such name in it; what fails inside it is shown whole."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise SystemExit(f"There is no module '{error.name}' in this folder, and none is installed there.") from None
+    except AttributeError:
+        if module not in sys.modules or hasattr(sys.modules[module], name):
+            raise
+        raise SystemExit(f"The module '{module}' has no '{name}'.") from None
+
+
 def main() -> None:
     key = sys.stdin.buffer.readline().strip()
     if not key:
         raise SystemExit("The first line of stdin is the key.")
     module, _, name = sys.argv[1].partition(":")
-    application = getattr(importlib.import_module(module), name or "app")
+    application = _application(module, name or "app")
     import uvicorn
 
     listening = socket.socket()

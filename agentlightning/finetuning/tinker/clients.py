@@ -15,19 +15,25 @@ from agentlightning.finetuning.recipe import BaseModel
 from agentlightning.finetuning.tinker.bases import LoadedBase
 from agentlightning.gateway.exchange import Refusal
 
+_MOST_AHEAD = 1 << 16
+"""How far ahead of its turn a request may be given up."""
+
 
 class SequenceTurns:
     """Lets the requests of one training client in by their numbers, whenever they arrive."""
 
     def __init__(self, first: int) -> None:
         self._next = first
+        self._busy = False
         self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._given_up: set[int] = set()
 
     @asynccontextmanager
     async def turn(self, number: int | None) -> AsyncIterator[None]:
         """Within the block it is this number's turn; None is whoever is next. Raises `Refusal` for one that was."""
-        number = max([self._next - 1, *self._waiting]) + 1 if number is None else number
-        if number < self._next or number in self._waiting:
+        if number is None:
+            number = max([self._next - 1, *self._waiting, *self._given_up]) + 1
+        if number < self._next or number in self._waiting or number in self._given_up:
             raise Refusal(f"The request {number} of this training client was made before.", param="seq_id")
         if number > self._next:
             waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
@@ -35,12 +41,29 @@ class SequenceTurns:
                 await waiting
             finally:
                 self._waiting.pop(number, None)
+        self._busy = True
         try:
             yield
         finally:
-            self._next = number + 1
-            if (following := self._waiting.get(self._next)) is not None and not following.done():
-                following.set_result(None)
+            self._busy = False
+            self._let_in(number + 1)
+
+    def give_up(self, number: int) -> None:
+        """This number's request was refused and does not come again, so that those behind it do not wait for it."""
+        here = number in self._waiting or (self._busy and number == self._next)
+        if here or not self._next <= number < self._next + _MOST_AHEAD:
+            return
+        self._given_up.add(number)
+        if not self._busy:
+            self._let_in(self._next)
+
+    def _let_in(self, number: int) -> None:
+        while number in self._given_up:
+            self._given_up.remove(number)
+            number += 1
+        self._next = number
+        if (following := self._waiting.get(number)) is not None and not following.done():
+            following.set_result(None)
 
 
 @dataclass

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+import msgspec
 from google.protobuf.message import DecodeError
 
 from agentlightning.adapter.tree import build_tree
@@ -100,6 +101,11 @@ class PassRequest:
         return [(part, _packed(part)) for part in _parts(self.data)]
 
 
+class _Numbered(msgspec.Struct):
+    model_id: str
+    seq_id: int
+
+
 def read_request(body: bytes, stable_reinforce: Callable[[str], str | None] = lambda model_id: None) -> PassRequest:
     """Raises `Refusal` for what cannot be computed, with the name of the field. `stable_reinforce` says which loss a
     training client's base model has instead of this one."""
@@ -128,6 +134,19 @@ def read_request(body: bytes, stable_reinforce: Callable[[str], str | None] = la
     )
 
 
+def turn_of(body: bytes) -> tuple[str, int] | None:
+    """The training client and the number of its request in a body of JSON or protobuf, also where that is refused."""
+    try:
+        if body.startswith(b"{"):
+            named = msgspec.json.decode(body, type=_Numbered)
+        else:
+            named = ForwardBackwardRequest()
+            named.ParseFromString(body)
+    except (msgspec.DecodeError, UnicodeError, DecodeError, RecursionError):
+        return None
+    return named.model_id, named.seq_id
+
+
 def _check_cells(data: Any) -> None:
     """Raises `Refusal` where a few bytes would become an array that fills the memory."""
     tensors = (tensor for datum in data for tensor in datum.loss_fn_inputs.values())
@@ -141,7 +160,7 @@ def check_tokens(data: Sequence[Datum], vocabulary: int, longest: int) -> None:
     for i, datum in enumerate(data):
         if len(datum.tokens_T) > longest:
             raise Refusal(
-                f"data[{i}] has {len(datum.tokens_T)} tokens, and this server's models take {longest} (--max-context).",
+                f"data[{i}] has {len(datum.tokens_T)} tokens, and this model takes {longest} here.",
                 param="model_input",
             )
         for name, ids in (("model_input", datum.tokens_T), ("target_tokens", datum.targets)):

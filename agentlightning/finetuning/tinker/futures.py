@@ -79,7 +79,7 @@ class Promises:
             if self._open[owner] >= MOST_OPEN:
                 words = f"This key has {MOST_OPEN} requests that are worked on or were not fetched; fetch some."
                 raise Refusal(words, status=429, code="too_many_requests")
-            self._make_room(owner)
+            self._drop_fetched(owner)
             self._take(owner, cost)
             task = asyncio.ensure_future(work())
             promise = self._kept[key] = _Promise(owner, task, cost=cost, metadata=metadata)
@@ -134,7 +134,7 @@ class Promises:
             raise Refusal(words, status=429, code="too_many_requests")
         self._taken[owner, name] += amount
 
-    def _make_room(self, owner: str) -> None:
+    def _drop_fetched(self, owner: str) -> None:
         """Forget results that were fetched, the oldest first, where those of a key take too much."""
         if self._held[owner] < MOST_HELD:
             return

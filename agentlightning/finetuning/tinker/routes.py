@@ -22,15 +22,18 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route as StarletteRoute
 
+from agentlightning.errors import ModelError
 from agentlightning.finetuning.keys import Keys
+from agentlightning.finetuning.recipe import BaseModel
 from agentlightning.finetuning.tinker import bodies
 from agentlightning.finetuning.tinker.archive import number_in
-from agentlightning.finetuning.tinker.data import read_request
+from agentlightning.finetuning.tinker.data import read_request, turn_of
 from agentlightning.finetuning.tinker.service import TinkerService, TinkerSession, TrainingClient
 from agentlightning.finetuning.wire import MOST_BODY, read_body, unwritable
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.serving.http import api_key, headers_of
 from agentlightning.models import resolve_model
+from agentlightning.models.shape import read_shape
 from agentlightning.reading import whole_number
 
 logger = logging.getLogger(__name__)
@@ -42,6 +45,8 @@ _MOST_DATA = 64 << 20
 """Of a body with data to learn from."""
 _PROTOBUF = "application/x-protobuf"
 _URL_SECONDS = 3600
+_COMES_AGAIN = (408, 409, 429)
+"""Refusals after which a client sends the same request again; after others it goes on with its next one."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +61,13 @@ class TinkerCall:
     def path(self, name: str) -> str:
         return self.request.path_params[name]
 
-    async def body(self) -> bytes:
-        return await read_body(self.request, MOST_BODY)
+    async def body(self, most: int = MOST_BODY) -> bytes:
+        found = self.request.state.body = await read_body(self.request, most)
+        return found
 
     async def read(self, kind: type[bodies.Body]) -> bodies.Body:
         most = MOST_BODY if kind is bodies.SamplesRequest else bodies.MOST_BYTES
-        return bodies.read(await read_body(self.request, most), kind)
+        return bodies.read(await self.body(most), kind)
 
 
 Handler = Callable[[TinkerCall], Awaitable[Any]]
@@ -88,9 +94,19 @@ async def client_config(call: TinkerCall) -> Any:
 
 
 async def capabilities(call: TinkerCall) -> Any:
-    models = call.service.bases.models
-    common = {"max_context_length": call.service.context, "trainable": True, "sampleable": True}
-    return {"supported_models": [{"model_name": name, **common} for name in models]}
+    most, common = call.service.context, {"trainable": True, "sampleable": True}
+    longest = {name: await asyncio.to_thread(_longest, base, most) for name, base in call.service.bases.models.items()}
+    models = [{"model_name": name, "max_context_length": tokens, **common} for name, tokens in longest.items()]
+    return {"supported_models": models}
+
+
+def _longest(base: BaseModel, most: int) -> int:
+    """The tokens that a base model takes here: `most`, unless it was made for fewer."""
+    try:
+        shape = read_shape(base.model)
+    except ModelError:  # it is not here yet
+        return most
+    return most if shape is None or shape.max_context is None else min(most, shape.max_context)
 
 
 async def create_session(call: TinkerCall) -> Any:
@@ -213,7 +229,7 @@ def _tokenizer(client: TrainingClient) -> str:
 
 
 async def forward_backward(call: TinkerCall) -> Any:
-    body = await read_body(call.request, _MOST_DATA)
+    body = await call.body(_MOST_DATA)
     request = await asyncio.to_thread(read_request, body, call.service.stable_reinforce)
     return call.service.compute(call.owner, request)
 
@@ -467,11 +483,14 @@ def application(service: TinkerService, keys: Keys) -> Starlette:
 
     def answers(route: TinkerRoute) -> Any:
         async def answer(request: Request) -> Response:
+            owner = ""
             try:
                 given = api_key(headers_of(request.scope))
                 owner = "" if route.open else keys.owner(given, given.removeprefix(KEY_PREFIX))
                 return _response(await route.handler(TinkerCall(service, request, owner, secret)))
             except Refusal as refusal:
+                if refusal.status not in _COMES_AGAIN:
+                    await _give_up_turn(service, owner, getattr(request.state, "body", b""))
                 return _json({"detail": refusal.message}, refusal.status)
             except ClientDisconnect:
                 return Response(status_code=400)
@@ -486,6 +505,14 @@ def application(service: TinkerService, keys: Keys) -> Starlette:
 
     routes = [StarletteRoute(PREFIX + r.path, answers(r), methods=[r.method]) for r in ROUTES]
     return Starlette(routes=routes, exception_handlers={HTTPException: _nowhere})
+
+
+async def _give_up_turn(service: TinkerService, owner: str, body: bytes) -> None:
+    """A request of a training client was refused: the one behind it does not wait for its turn."""
+    if (named := await asyncio.to_thread(turn_of, body)) is not None:
+        client = service.training.get(named[0])
+        if client is not None and client.owner == owner:
+            client.turns.give_up(named[1])
 
 
 def _response(found: Any) -> Response:

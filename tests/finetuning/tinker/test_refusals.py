@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from agentlightning.finetuning.tinker import bodies
-from agentlightning.finetuning.tinker.data import read_request
+from agentlightning.finetuning.tinker.data import read_request, turn_of
 from agentlightning.finetuning.tinker.futures import Promises
 from agentlightning.finetuning.tinker.proto import ForwardBackwardRequest
 from agentlightning.finetuning.tinker.routes import PREFIX, ROUTES
@@ -29,9 +29,10 @@ def data(**inputs: Any) -> Any:
 
 
 def refused(client: Any, words: str, data: list[Any], loss: str, config: Any = None) -> None:
-    """The request is a client's own fault, and says so; another client is made for the next, as this one ends."""
+    """The request is a client's own fault, and says so; the same client goes on with what it asks next."""
     with pytest.raises(Exception, match=words):
         client.forward_backward(data, loss, config).result()
+    assert client.forward_backward([datum(ids(1, 5))], "cross_entropy").result(60).metrics["tokens:sum"] == 4
 
 
 CASES: dict[str, tuple[str, list[Any], str, Any]] = {
@@ -60,7 +61,7 @@ CASES: dict[str, tuple[str, list[Any], str, Any]] = {
                                  [types.Datum(model_input=prompt([1, 2]),
                                               loss_fn_inputs={"target_tokens": np.array([1, 2, 3])})],
                                  "cross_entropy", None),
-    "too long": (r"has 600 tokens, and this server's models take 512 \(--max-context\)", [datum(ids(1, 601))],
+    "too long": (r"has 600 tokens, and this model takes 512 here", [datum(ids(1, 601))],
                  "cross_entropy", None),
 }  # fmt: skip
 
@@ -334,7 +335,8 @@ def test_a_few_bytes_become_no_array_that_fills_the_memory() -> None:
     assert read_request(message.SerializeToString()).size > 2**12 * 8, "what it takes is what counts, not the body"
 
 
-def test_what_a_session_keeps_is_bounded(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_session_keeps_is_bounded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = start()  # without the sessions of other tests
     monkeypatch.setattr("agentlightning.finetuning.tinker.service.MOST_SESSIONS", 2)
     assert post(running, "/create_session", {"tags": [], "user_metadata": {"a": "x" * 2**16}}).status_code == 413
     made: list[str] = []
@@ -551,6 +553,35 @@ async def test_a_request_that_is_dropped_holds_nobody_up() -> None:
     assert await third == 3
 
 
+async def test_a_request_that_was_refused_holds_nobody_up() -> None:
+    turns = SequenceTurns(1)
+
+    async def work(number: int) -> int:
+        async with turns.turn(number):
+            turns.give_up(number)  # the same, sent twice: it is under way
+            turns.give_up(number + 1)
+            return number
+
+    third, sixth = (asyncio.ensure_future(work(number)) for number in (3, 6))
+    await asyncio.sleep(0)
+    turns.give_up(3)  # it waits, so that it is not given up
+    turns.give_up(1 << 40)
+    turns.give_up(2)
+    assert await work(1) == 1
+    assert await third == 3
+    turns.give_up(5)
+    assert await sixth == 6
+    with pytest.raises(Refusal, match="The request 4 of this training client was made before"):
+        await work(4)
+
+
+@pytest.mark.parametrize("named", [{"model_id": "s:train:0", "seq_id": 3, "adam_params": {"nonsense": 1}}, None])
+def test_the_turn_of_a_body_is_read_also_where_it_is_refused(named: Any) -> None:
+    body = ForwardBackwardRequest(model_id="s:train:0", seq_id=3, loss_fn="nonsense").SerializeToString()
+    assert turn_of(body if named is None else msgspec.json.encode(named)) == ("s:train:0", 3)
+    assert turn_of(b"\xff\xff") is turn_of(b"{") is turn_of(b'{"seq_id": null}') is None
+
+
 def test_json_bodies_are_read_strictly() -> None:
     with pytest.raises(Exception, match=r"sampling_params.best_of is not known"):
         bodies.read(
@@ -600,3 +631,14 @@ def test_damaged_messages_are_refused_or_mean_something() -> None:
             continue
         read += len(passes)
     assert read > 100
+
+
+@pytest.mark.slow
+def test_a_base_model_takes_as_many_tokens_as_the_server_says(start: Start) -> None:
+    server = start(max_context=1 << 20)
+    said = httpx.get(f"{server.url}{PREFIX}/get_server_capabilities", headers={"x-api-key": "tml-any"}).json()
+    (model,) = {one["max_context_length"] for one in said["supported_models"]}
+    assert model == 1024
+    words = f"has {model + 1} tokens, and this model takes {model} here"
+    with server.client() as client, pytest.raises(Exception, match=words):
+        training_client(client).forward_backward([datum(np.full(model + 2, 5))], "cross_entropy").result(60)
