@@ -13,7 +13,7 @@ import logging
 import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 import rich.console
 from rich.segment import Segment
@@ -30,6 +30,16 @@ class Console(rich.console.Console):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(emoji=False, **settings)  # `:fire:` in a path or an answer is what somebody wrote
+
+    @property
+    def file(self) -> IO[str]:
+        """Where it writes: nowhere, once somebody has closed the stream, such as an agent its standard output."""
+        found = rich.console.Console.file.__get__(self)
+        return io.StringIO() if getattr(found, "closed", False) else found
+
+    @file.setter
+    def file(self, new_file: IO[str]) -> None:
+        self._file = new_file
 
     def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

@@ -7,7 +7,7 @@ from agentlightning.algorithm.base import (
     TrainingContext as TrainingContext,
     algo as algo,
 )
-from agentlightning.algorithm.baseline import Baseline as Baseline
+from agentlightning.algorithm.baseline import Baseline as Baseline, dry_run_of as dry_run_of
 from agentlightning.algorithm.credit.advantage import Estimator as Estimator, estimator as estimator
 from agentlightning.algorithm.episode import collect as collect
 from agentlightning.algorithm.family import (

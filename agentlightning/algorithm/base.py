@@ -242,8 +242,25 @@ OF_TRAINING = {
         "learner over two.",
     ),
     **dict.fromkeys(
-        ("max_prompt_length", "max_completion_length", "max_response_length", "max_prompt_len", "max_response_len"),
+        (
+            *("max_prompt_length", "max_completion_length", "max_response_length", "max_prompt_len"),
+            *("max_response_len", "prompt_max_len", "generate_max_len", "response_length", "prompt_length"),
+        ),
         "max_context bounds prompt and response together; the agent says max_tokens in its calls.",
+    ),
+    **dict.fromkeys(
+        ("actor_rollout_ref", "actor", "rollout", "trainer", "data", "algorithm"),
+        "These are groups of verl's configuration, which  agl.VERL(config)  reads whole. Here each setting stands "
+        "alone: GRPO(model=…, group_size=8, tasks_per_step=16, learning_rate=…).",
+    ),
+    **dict.fromkeys(
+        ("system_prompt", "prompt_template", "tools", "stop", "stop_strings", "stop_sequences"),
+        "That is the agent's: it says so in its requests to the model.",
+    ),
+    **dict.fromkeys(
+        ("run_name", "project", "project_name", "experiment_name"),
+        "A run is named by its folder, Trainer(run_dir='runs/name'); a tracker's project is its sink's: "
+        "Trainer(sinks=[WandbSink(project=…)]).",
     ),
     **dict.fromkeys(("optimizer", "optim"), "It is AdamW, with learning_rate and weight_decay."),
     **dict.fromkeys(("logging_steps", "log_every"), "Every step is written to metrics.jsonl and printed."),

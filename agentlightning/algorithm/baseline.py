@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentlightning.algorithm.base import OF_THE_TRAINER, Algorithm, PolicySpec
@@ -125,3 +125,12 @@ def summary(episodes: Sequence[Episode], *, counts: bool = True) -> str:
             *(f"{count} {outcome}" for outcome, count in Counter(e.outcome.value for e in episodes).items()),
         ]
     )
+
+
+def dry_run_of(algorithm: Algorithm | None) -> Baseline:
+    """What runs the agent once on each task, on the model that the algorithm would train, and learns nothing."""
+    served = algorithm.policy if isinstance(algorithm, Algorithm) else None
+    if served is not None:
+        served = replace(served, model=replace(served.model, reference=None, critic=False))
+    config = getattr(algorithm, "rollout_config", None)
+    return Baseline(served=served, rollout_config=config if isinstance(config, RolloutConfig) else RolloutConfig())

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from agentlightning.algorithm.episode import Episode
 from agentlightning.errors import kind_of
-from agentlightning.types import Outcome
+from agentlightning.types import Call, Outcome
 from agentlightning.types.finding import Finding, problem, share, warning
 from agentlightning.types.names import NO_SUCH_PATH
 
@@ -54,6 +54,15 @@ _WAY_TO_THE_MODEL = (
     "let them through."
 )
 
+_WRONG_PATH = (
+    "llm.endpoint is the base URL, and ends in /v1: give it to a client as it is, which adds /chat/completions itself. "
+    "Code that posts by itself posts to llm.endpoint + '/chat/completions'. docs/clients.md says what clients need."
+)
+_REFUSED_BY_ITS_WORDS = (
+    "The base URL is right: the calls arrive. Mend what the message names, in the settings of the program or of "
+    "its client; docs/clients.md says which programs need one."
+)
+
 
 def unheard(episodes: Sequence[Episode], refused_requests: Mapping[str, int]) -> Finding:
     """Why no call of these rollouts was answered: none arrived, or why those that did were refused.
@@ -75,10 +84,7 @@ def unheard(episodes: Sequence[Episode], refused_requests: Mapping[str, int]) ->
         return problem("never_called", words, _WAY_TO_THE_MODEL, refused_requests=dict(refused_requests))
     if any(part in reason for part in TOO_LONG):
         return problem("prompts_too_long", words, SHORTER_PROMPTS, refused=dict(refusals.most_common(EXAMPLES)))
-    fix = (
-        "The base URL is right: the calls arrive. Mend what the message names, in the settings of the program or of "
-        "its client; docs/clients.md says which programs need one."
-    )
+    fix = _WRONG_PATH if reason.startswith(NO_SUCH_PATH) else _REFUSED_BY_ITS_WORDS
     return problem("calls_refused", words, fix, refused=dict(refusals.most_common(EXAMPLES)))
 
 
@@ -90,6 +96,8 @@ def calls_no_longer() -> Finding:
 def nothing_trained(episodes: Sequence[Episode], selected_by: Mapping[str, str]) -> Finding:
     """What is to be said of calls of which none is trained. `selected_by`: the settings that choose which are."""
     calls = [c for e in episodes for c in e.calls]
+    if (nothing := asks_for_nothing(calls)) is not None:
+        return nothing
     if not selected_by or not any(len(c.response_ids) for c in calls):
         return problem(
             "nothing_trained",
@@ -109,6 +117,17 @@ def nothing_trained(episodes: Sequence[Episode], selected_by: Mapping[str, str])
         "Agents get their names from llm.for_agent(…) or from a framework's spans. What an agent says as "
         "trained_agents is train_agents here.",
         agents=sorted(name for name in names if name),
+    )
+
+
+def asks_for_nothing(calls: Sequence[Call]) -> Finding | None:
+    """What is to be said of calls if all of them ask for no tokens."""
+    if not calls or any(c.info.asked.get("max_tokens") != 0 for c in calls):
+        return None
+    return problem(
+        "nothing_trained",
+        f"{len(calls)} calls ask for max_tokens=0, so the model writes nothing, and nothing can be learned.",
+        "Leave max_tokens out of the agent's request, or give the most tokens that an answer may have.",
     )
 
 

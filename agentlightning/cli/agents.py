@@ -173,6 +173,9 @@ def _meant(program: str) -> str:
     if colon and re.fullmatch(r"[\w.]+", file):
         path = file.replace(".", "/") + ".py"
         return f"An agent is named by its file: {path}:{name or 'agent'}."
+    stem, _, name = program.rpartition(".")
+    if stem and Path(path := stem.replace(".", "/") + ".py").is_file():
+        return f"An agent is named by its file: {path}:{name}."
     if Path(program).is_dir():
         return "It is a folder: give file.py:name of a function in one of its files, or a command."
     return "Give a command whose program is in PATH, or file.py:name."

@@ -88,7 +88,8 @@ def _check(kind: type[Command], given: Mapping[str, Any], invocation: typer.Cont
         typed = source is not None and source.name == "COMMANDLINE"  # a key may be in the environment for others
         if typed and not any(given[other] for other in others):
             raise ConfigError(
-                f"{spelled[name]} has no effect: it is for {' or '.join(spelled[one] for one in others)}."
+                f"{spelled[name]} has no effect: it is for {' or '.join(spelled[one] for one in others)}. Give "
+                f"{'that' if len(others) == 1 else 'one of them'}, too, or leave it out."
             )
     for name, values in given.items():
         several = isinstance(values, list) and spelled[name].startswith("--")

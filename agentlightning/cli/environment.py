@@ -13,6 +13,13 @@ OF_USERS = (
 )
 """All of them. A program is given others, such as AGL_TASK, and its user may have more."""
 _OTHERS = ("AGL_EMITTER_DEBUG", "AGL_TASK", "AGL_TASK_FILE", "AGL_REWARD_FILE", "AGL_REWARD_URL")
+_OPTIONS = ("model", "agent", "tasks", "val_tasks", "data", "steps", "seed", "config", "run_dir", "resume", "endpoint")
+_SETTINGS = ("device", "dtype", "learning_rate", "group_size", "backend")
+_AS_OPTIONS = {
+    **{f"AGL_{name}".upper(): f"--{name.replace('_', '-')}" for name in _OPTIONS},
+    **{f"AGL_{name}".upper(): f"--set {name}=…" for name in _SETTINGS},
+}
+"""What people expect to set by a variable, and the option that sets it."""
 _ALIKE = 0.85
 
 
@@ -20,5 +27,8 @@ def misspelt(variables: Iterable[str]) -> Iterator[str]:
     """A sentence for each variable that is one of ours but for a letter or a word, and so has no effect."""
     for name in variables:
         if name.startswith("AGL_") and name not in (*OF_USERS, *_OTHERS):
+            if name in _AS_OPTIONS:
+                yield f"{name} is set, and nothing reads it: give {_AS_OPTIONS[name]}."
+                continue
             for meant in difflib.get_close_matches(name, OF_USERS, n=1, cutoff=_ALIKE):
                 yield f"{name} is set, and nothing reads it. Did you mean {meant}?"

@@ -102,6 +102,12 @@ async def _show(wanted: ShowOptions) -> None:
         return
     side_by_side = wanted.group is not None and terminal().width >= 100
     width = (terminal().width - 2) // 2 if side_by_side else min(terminal().width, 100)
+    if wanted.log and not any(str(log(own)) for own in spans):
+        terminal().print(
+            f"No message in these {len(episodes)} rollouts: --log shows what an agent says with emit_message. "
+            "Without --log the calls of the model are shown."
+        )
+        return
     panels = [_panel(e, s, wanted, width, a) for e, s, a in zip(episodes, spans, advantages, strict=True)]
     if side_by_side:
         terminal().print(Columns(panels))

@@ -15,9 +15,10 @@ Arguments = dict[str, Any]
 def dev(arguments: Arguments, value: bool) -> None:
     """`Trainer(dev=True)`: run the agent, learn nothing."""
     if value:
-        from agentlightning.algorithm import Baseline
+        from agentlightning.algorithm import Algorithm, dry_run_of
 
-        arguments["algorithm"] = Baseline()
+        given = arguments.get("algorithm")
+        arguments["algorithm"] = dry_run_of(given if isinstance(given, Algorithm) else part("algorithm", given))
 
 
 def runner(arguments: Arguments, value: Any) -> None:

@@ -13,6 +13,7 @@ from agentlightning.algorithm.rollout_verdicts import (
     KEEPS_ANSWERS,
     SHORTER_PROMPTS,
     TOO_LONG,
+    asks_for_nothing,
     first_line,
     most_fail,
     nothing_trained,
@@ -118,6 +119,8 @@ def _calls(evidence: Evidence) -> Iterator[Finding]:
     if calls and not trained:
         chosen_by = {name: evidence.settings[name] for name in SELECTING if evidence.settings.get(name)}
         yield nothing_trained(heard, chosen_by)
+    elif empty and (nothing := asks_for_nothing(empty)) and len(empty) >= MOST * len(trained):
+        yield nothing
     elif trained and len(empty) >= MOST * len(trained):
         yield problem(
             "token_ids_missing",

@@ -15,6 +15,7 @@ from agentlightning.adapter.conversations import Conversation
 from agentlightning.algorithm.episode import Episode
 from agentlightning.doctor.evidence import Evidence
 from agentlightning.doctor.in_rollouts import ids
+from agentlightning.types import Call
 from agentlightning.types.arrays import Int32Array, np
 from agentlightning.types.finding import Finding, problem, share, warning
 
@@ -84,7 +85,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 def _same_answers(evidence: Evidence) -> Iterator[Finding]:
     groups = [group for group in evidence.groups if any(e.calls for e in group)]
     same = sameness(groups)
-    if len(groups) >= 4 and same > SAME and not evidence.solved:
+    if len(groups) >= 4 and same > SAME and not evidence.solved and not _stopped_at_once(evidence):
         temperatures = sorted({c.info.temperature for group in groups for e in group for c in e.calls})
         if temperatures == [0.0]:
             yield problem(
@@ -290,7 +291,25 @@ def _failing_tools(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
+def _stopped_at_once(evidence: Evidence) -> list[Call]:
+    """The calls whose answers a stop sequence of their own request ended as they began, if they are many."""
+    calls = [c for e in evidence.episodes for c in e.calls if c.info.trained]
+    stopped = [c for c in calls if c.info.finish_reason == "stop" and c.info.asked.get("stop")]
+    at_once = [c for c in stopped if len(c.response_ids) == 1]
+    return at_once if len(at_once) >= max(8, 0.3 * len(calls)) else []
+
+
 def _empty(evidence: Evidence) -> Iterator[Finding]:
+    calls = [c for e in evidence.episodes for c in e.calls if c.info.trained]
+    if at_once := _stopped_at_once(evidence):
+        yield (problem if len(at_once) >= SAME * len(calls) else warning)(
+            "empty_answers",
+            f"{share(len(at_once), len(calls))} answers end at their first token, in requests with "
+            f"stop={sorted({s for c in at_once for s in c.info.asked['stop']})[:6]!r}: they are empty.",
+            "Leave stop out of the request, or give what no answer begins with.",
+            answers=len(calls),
+        )
+        return
     answers = [talk for talks in evidence.talks.values() for talk in talks if talk.answer]
     empty = [talk for talk in answers if not _content(talk).strip() and not _tool_calls(talk) and not _reasoned(talk)]
     if len(answers) >= 8 and len(empty) >= 0.3 * len(answers):

@@ -14,6 +14,8 @@ import contextlib
 import contextvars
 import ctypes
 import logging
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -41,6 +43,33 @@ _owner: contextvars.ContextVar[object | None] = contextvars.ContextVar("agentlig
 
 class AgentStopped(BaseException):
     """Raised inside an agent that holds its thread when its time is over. Not to be caught."""
+
+
+class _Forking(threading.local):
+    """What a thread that forks keeps signals back by, until they are those of the right process."""
+
+    mask: set[int] | set[signal.Signals] = set()  # noqa: RUF012 - never changed in place
+
+    def hold(self) -> None:
+        self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+
+    def release(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
+
+    def leave_the_parents_loop(self) -> None:
+        """A process that an agent forks (`multiprocessing.Pool`) gets its own signals. It inherits the socket that
+        tells the parent's loop of them: else ending a worker with SIGTERM would stop the run."""
+        if signal.set_wakeup_fd(-1) != -1:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self.release()
+
+
+_forking = _Forking()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_forking.hold, after_in_parent=_forking.release, after_in_child=_forking.leave_the_parents_loop
+    )
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

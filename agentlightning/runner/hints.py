@@ -9,6 +9,8 @@ import errno
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from ssl import SSLError
+from urllib.error import HTTPError
 from urllib.request import getproxies, proxy_bypass
 
 from agentlightning.errors import AgentError, AgentLightningError, message_of
@@ -47,6 +49,19 @@ SYNC_CLIENT = "This client's calls are not async: take AsyncOpenAI, or make the 
 NO_AWAIT = "Emitters such as emit_reward are not async: leave `await` out."
 CALL_IT = "Call it there, with a name: with agl.operation('search'): …"
 NO_KEYBOARD = "An agent has nobody at the keyboard: take what it asks for from the task, in place of input()."
+IN_A_THREAD = (
+    "Agents run beside each other, outside the main thread, where signals cannot be used: in place of signal.alarm "
+    "take asyncio.wait_for, or run what may hang with subprocess.run(…, timeout=…). Of math_verify: "
+    "parse(…, parsing_timeout=None) and verify(…, timeout_seconds=None)."
+)
+CLOSED_CLIENT = (
+    "Rollouts share what is made outside of the agent, and one has closed it: make the client inside "
+    "(async with AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client), or leave the shared one open."
+)
+OTHER_LOOP = (
+    "It was made in an event loop that is closed, or another one: make the client inside the agent, or in place of "
+    "asyncio.run(…) in a plain `def` make the agent async."
+)
 NOT_HERE = "Install the package into the environment that runs the agent."
 BEHIND_A_PROXY = (
     "HTTP_PROXY or ALL_PROXY sends its calls to a proxy, and the model answers on this machine: set "
@@ -60,6 +75,16 @@ HUNG_UP = (
     "It was connected, and the other side hung up. With many connections at once, make one client for all rollouts or "
     "lower concurrency; else look whether an HTTP server is at that address."
 )
+NO_HTTPS = (
+    "The model's address begins with http://, and its client spoke https:// to it, or to another address: give it the "
+    "endpoint as it is,  OpenAI(base_url=llm.endpoint, api_key=llm.api_key)."
+)
+TOO_HASTY = (
+    "Its client waited no longer: its timeout is in seconds, and the model answers many rollouts at once. Leave "
+    "timeout out or give more, such as timeout=600. If it called another address than llm.endpoint, look whether "
+    "something answers there."
+)
+SAY_JSON = "The body is sent as something else than JSON: add the header  Content-Type: application/json."
 ONE_V1_ONLY = "llm.endpoint is the base URL, ending in /v1: the client itself adds /chat/completions."
 
 OWN_LOOP = "A plain `def` agent has a thread without a loop: take asyncio.run(…), or make the agent async and await."
@@ -106,6 +131,9 @@ _PYTHONS_WORDS = {
     r"^object Span can't be used in 'await' expression": NO_AWAIT,
     r"'function' object does not support the (asynchronous )?context manager protocol": CALL_IT,
     r"^No module named": NOT_HERE,
+    r"^signal only works in main thread|usage of signal\.alarm": IN_A_THREAD,
+    r"^Cannot send a request, as the client has been closed|^Session is closed": CLOSED_CLIENT,
+    r"^Event loop is closed|is bound to a different event loop|attached to a different loop": OTHER_LOOP,
     r"^EOF when reading a line": NO_KEYBOARD,
 }
 """What Python says of a mistake, and what mends it."""
@@ -117,6 +145,8 @@ _NOT_CONNECTED = (
 """Errors of clients whose call arrived nowhere; an error counts as one by its class or a class above it."""
 _HUNG_UP = ("RemoteProtocolError", "RemoteDisconnected", "ServerDisconnectedError", "ConnectionResetError", "ReadError")
 """Errors of a connection that was made and that the other side ended."""
+_TIMED_OUT = ("APITimeoutError", "TimeoutException", "Timeout", "ServerTimeoutError", "TimeoutError")
+"""Errors of a client that waited no longer, for the connection or for the answer."""
 _CLIENTS = ("openai", "anthropic", "httpx", "httpx2", "requests", "urllib", "urllib3", "aiohttp", "google", "litellm")
 _SAID_BY_PROGRAMS = re.compile(
     rf"\b({'|'.join(_NOT_CONNECTED)}|AuthenticationError|ECONNREFUSED|ENOTFOUND|Connection refused)\b"
@@ -139,6 +169,8 @@ def hint_for(error: BaseException) -> str | None:
             return OWN_KEY
         if "/chat/completions/chat/completions" in text or "/v1/v1/" in text:
             return ONE_V1_ONLY
+    if "415" in text and "Unsupported Media Type" in text:
+        return SAY_JSON
     if type(error).__module__ == "builtins":
         return next((hint for said, hint in _PYTHONS_WORDS.items() if re.search(said, text)), None)
     return None
@@ -165,13 +197,19 @@ def hint_if_unheard(error: BaseException | None) -> str | None:
         return None
     if isinstance(error, AgentError):  # a program, which is known by its words
         return ADDRESS_OF_A_PROGRAM if _SAID_BY_PROGRAMS.search(message_of(error)) else None
+    if isinstance(error, HTTPError):  # an answer, although Python takes it for an error of the connection
+        return None
     if any(isinstance(each, OSError) and each.errno in (errno.EMFILE, errno.ENFILE) for each in _causes(error)):
         return TOO_MANY_FILES
     if _is(error, _NOT_CONNECTED) and any(_is(each, _HUNG_UP) for each in _causes(error)):
         return HUNG_UP
+    if any(isinstance(each, SSLError) for each in _causes(error)):
+        return NO_HTTPS
     sent = _is(error, _NOT_CONNECTED) or (_of_a_client(error) and hint_for(error) is None)
     if sent and _goes_through_a_proxy():
         return BEHIND_A_PROXY
+    if any(_is(each, _TIMED_OUT) for each in _causes(error)):
+        return TOO_HASTY
     return OWN_ADDRESS if _is(error, (*_NOT_CONNECTED, "AuthenticationError")) else None
 
 
@@ -181,6 +219,8 @@ def hint_if_heard(error: BaseException | None) -> str | None:
         return None
     if hint_for(error) == OWN_KEY or _is(error, ("AuthenticationError",)):
         return OTHER_KEY
+    if any(_is(each, _TIMED_OUT) for each in _causes(error)):
+        return TOO_HASTY
     if _is(error, _NOT_CONNECTED):
         return OTHER_ADDRESS
     if not isinstance(error, _OF_TEXTS) or hint_for(error) is not None:

@@ -136,7 +136,7 @@ def _hint(line: str) -> str:
         return " It is a pointer of git-lfs, not the data: fetch it with  git lfs pull"
     if line.startswith(("#", "//")):
         return " JSON has no comments: take the line out."
-    if line in "[{":
+    if line in "[{" or (line.startswith("[") and _parses(line.rstrip(",") + "]")):
         return " It looks like a JSON array over many lines: let its name end in .json."
     if _two_values(line):
         return " More than one value stands on it: write each on a line of its own."
@@ -165,13 +165,26 @@ def _parses(text: str) -> bool:
     return True
 
 
+def _hint_of_array(text: str, error: ValueError) -> str:
+    if "Extra data" in str(error):
+        return " With one JSON value per line its name must end in .jsonl."
+    if not isinstance(error, json.JSONDecodeError):
+        return ""
+    before, behind = text[: error.pos + 1].rstrip(), text[error.pos :].lstrip(", \t\r\n")
+    if behind[:1] in tuple("]}") and before.rstrip("]} \t\r\n").endswith(","):
+        return " JSON has no comma before a closing bracket: take it out."
+    if re.match(r"\s*[\[{]\s*[\[{]?\s*'", text):
+        return " It looks like Python, and JSON has double quotes: write the file with json.dump(tasks, file)."
+    return ""
+
+
 def _array(file: Path) -> list[Any]:
     text = file.read_text(encoding="utf-8-sig")
     try:
         with within_depth():
             found = json.loads(text, object_pairs_hook=each_once)
     except ValueError as error:
-        hint = " With one JSON value per line its name must end in .jsonl." if "Extra data" in str(error) else ""
+        hint = _hint_of_array(text, error)
         said = "" if isinstance(error, _Twice) else " is not JSON"
         raise ConfigError(f"{file}{said}: {error}.{hint}") from error
     if isinstance(found, list):

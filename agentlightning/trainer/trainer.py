@@ -29,7 +29,7 @@ from agentlightning.algorithm.base import (
     run_algorithm,
     with_trained_agents,
 )
-from agentlightning.algorithm.baseline import Baseline
+from agentlightning.algorithm.baseline import Baseline, dry_run_of
 from agentlightning.algorithm.checkpoint import (
     list_checkpoints,
     model_path,
@@ -96,7 +96,7 @@ from agentlightning.trainer.spending import as_metrics, say_spent, spent_before
 from agentlightning.trainer.strategy import Strategy
 from agentlightning.trainer.sync import run_sync, run_with_background, stop_on_interrupt
 from agentlightning.trainer.words import conclude, introduce, last_step, resuming, with_next_step
-from agentlightning.types import Dataset, Hook, NamedResources, Resource, RolloutConfig, Run
+from agentlightning.types import Dataset, Hook, NamedResources, Resource, Run
 from agentlightning.types.spending import Spent
 
 if TYPE_CHECKING:
@@ -278,12 +278,7 @@ class Trainer(GivenByName):
         Its files are in a folder of its own inside `run_dir`, so `fit` may follow.
         """
         dry = copy.copy(self)
-        settings = self.algorithm
-        config = settings.rollout_config if isinstance(settings, TrainingSettings) else RolloutConfig()
-        served = settings.policy
-        if served is not None:
-            served = replace(served, model=replace(served.model, reference=None, critic=False))
-        dry.algorithm = Baseline(served=served, rollout_config=config)
+        dry.algorithm = dry_run_of(self.algorithm)
         dry.run_dir = new_folder(self.run_dir / "dev")
         return dry.fit(agent, train_dataset)
 

@@ -297,6 +297,12 @@ def test_rollouts_are_found_by_what_they_were(well: Path) -> None:
         agl("show", well, "--outcome", "timeout")
 
 
+def test_a_log_of_agents_that_emit_nothing_is_one_sentence(well: Path) -> None:
+    shown = agl("show", well, "--log", "--limit", "3").stdout
+    assert "No message in these 3 rollouts" in " ".join(shown.split())
+    assert "task" not in shown
+
+
 def test_a_report_is_one_file(well: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.html"
     assert str(target) in agl("report", well, "--to", target).stdout.replace("\n", "")

@@ -96,6 +96,10 @@ def test_a_strategy_of_then_says_how_many_runners() -> None:
 
 def test_dev_is_a_dry_run() -> None:
     assert isinstance(agl.Trainer(dev=True).algorithm, agl.Baseline)
+    dry = agl.Trainer(dev=True, algorithm=agl.GRPO(model="calc", kl_coef=0.1)).algorithm
+    assert isinstance(dry, agl.Baseline)
+    assert dry.policy is not None
+    assert (dry.policy.model.model, dry.policy.model.reference) == ("calc", None)
     assert isinstance(agl.Trainer(dev=False, algorithm=agl.FastAlgorithm).algorithm, agl.Baseline)
 
 

@@ -51,6 +51,8 @@ class Said:
     temperature: float = 1.0
     asked: float | None = None
     """The temperature that the agent asked for."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What else it asked for."""
     trained: bool = True
     finish_reason: str = "stop"
     answers: int = 1
@@ -159,7 +161,7 @@ def _call(said: Said, number: int, choice: int, *, rollout_id: str, attempt_id: 
         start_time=float(number),
         end_time=number + 0.5,
         temperature=said.temperature,
-        asked={} if said.asked is None else {"temperature": said.asked},
+        asked={**said.settings, **({} if said.asked is None else {"temperature": said.asked})},
         divergence=Divergence(0, 1, said.cause) if said.cause else None,
     )
     prompt = Segment(f"{call_id}/p", None, 0, np.array(said.prompt, dtype=np.int32))

@@ -183,6 +183,16 @@ SICK: dict[str, tuple[str, str, Recording]] = {
     "refused": ("prompts_too_long", "max_context", Recording(groups=told(refused=LONG))),
     "ended by a limit": ("truncated", "Raise the limit", Recording(groups=told(outcome=Outcome.TRUNCATED))),
     "cut off": ("answers_cut_off", "Raise max_tokens", Recording(groups=told(calls=(Said(finish_reason="length"),)))),
+    "stops at once": (
+        "empty_answers",
+        "Leave stop out",
+        Recording(groups=told(calls=(Said(ids=(7,), text="", settings={"stop": ["\n"]}),))),
+    ),
+    "asks for nothing": (
+        "nothing_trained",
+        "Leave max_tokens out",
+        Recording(groups=told(calls=(Said(ids=(), finish_reason="length", settings={"max_tokens": 0}),))),
+    ),
     "deterministic": ("same_answers", "temperature=1.0", Recording(groups=told(calls=(Said(ids=(4, 5, 6)),)))),
     "greedy": (
         "greedy_sampling",

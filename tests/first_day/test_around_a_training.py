@@ -284,10 +284,12 @@ def test_an_algorithm_that_is_misspelt_in_a_file_of_settings(folder: Path) -> No
     assert "Did you mean algorithm?" in answer("train --agent a.py:agent --tasks tasks.jsonl --config c.json")
 
 
-def test_variables_of_the_environment_that_are_misspelt() -> None:
+def test_variables_of_the_environment_that_nothing_reads() -> None:
     assert list(misspelt(["AGL_DEBG", "AGL_JUDGE_API_KEY", "AGL_MODEL", "AGL_TASKS", *OF_USERS, "AGL_TASK_FILE"])) == [
         "AGL_DEBG is set, and nothing reads it. Did you mean AGL_DEBUG?",
         "AGL_JUDGE_API_KEY is set, and nothing reads it. Did you mean AGL_JUDGE_KEY?",
+        "AGL_MODEL is set, and nothing reads it: give --model.",
+        "AGL_TASKS is set, and nothing reads it: give --tasks.",
     ]
     pages = "".join(page.read_text() for page in (Path(__file__).parents[2] / "docs").glob("*.md"))
     assert [name for name in OF_USERS if name not in pages] == []

@@ -24,6 +24,8 @@ MEASURED = 1_000
 """Examples whose length is looked at before the first step …"""
 MOST_CHECKED = 100_000
 """… and those whose form is, before anything is loaded."""
+_MOST_NAMED = 30
+"""So many examples that are refused are named by their number."""
 ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
 """Who speaks in a conversation."""
 NO_CHAT = "It must be a chat: {'messages': [{'role': …, 'content': …}, …], 'tools': […]}, tools where there are any."
@@ -142,12 +144,20 @@ _OF_SAMPLING = (
 
 
 def check_examples(examples: Dataset[Any], read: Callable[[Any], object], what: str) -> None:
-    """Raises ConfigError for the first that `read` refuses, with its number."""
+    """Raises ConfigError for the first that `read` refuses, with its number and those of all others."""
+    refused: list[int] = []
+    first = ""
     for number in range(min(len(examples), MOST_CHECKED)):
         try:
             read(examples[number])
         except ConfigError as error:
-            raise ConfigError(f"Of the {what}, number {number + 1} (counted from 1): {error}") from None
+            refused.append(number + 1)
+            first = first or str(error)
+    if not refused:
+        return
+    also = ", ".join(map(str, refused[1:_MOST_NAMED])) + (" …" if len(refused) > _MOST_NAMED else "")
+    others = f" Of the {len(examples)}, {len(refused)} are refused; the others are {also}." if also else ""
+    raise ConfigError(f"Of the {what}, number {refused[0]} (counted from 1): {first}{others}")
 
 
 def messages_of(chat: Any) -> tuple[Messages, Tools]:
@@ -271,7 +281,7 @@ def _from_other_forms(row: Any) -> str:
         return ""
     if "conversations" in row:
         return _SHAREGPT
-    if _is_chosen(row):
+    if _is_chosen(row) or "preferred_output" in row:
         return "It has an answer and a worse one, which agl.DPO(source='pairs') learns, or --algorithm DPO. "
     if "text" in row:
         return "Write its text as messages: what was asked as the user's, and what is learned as the assistant's. "

@@ -257,7 +257,9 @@ class JudgeOptions(Command):
         Option("--set", help="NAME=VALUE of another setting of a GroupJudge; may be given many times."),
     ] = field(default_factory=list)
     limit: Annotated[int, Option(min=1, help="Ask about so many groups, drawn at random.")] = 50
-    equal: Annotated[float, Option(min=0.0, help="Scores that differ by no more count as equal.")] = 0.05
+    equal: Annotated[
+        float, Option(min=0.0, max=0.9, help="Scores, which go from 0 to 1, that differ by no more count as equal.")
+    ] = 0.05
     run_id: RunId = None
     trust: Annotated[bool, Option("--trust", help="Let the address that the run names have the key.")] = False
     as_json: Json = False

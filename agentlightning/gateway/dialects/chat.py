@@ -314,6 +314,13 @@ def _tools(given: Sequence[Any], reading: Reading) -> ToolSet:
         kind = reading.known(tool, TOOLS, where)
         if kind is None:
             continue
+        if kind not in tool and "name" in tool:
+            raise Refusal(
+                f"'{where}' has the parts of a tool at its top, as in the Responses API. Chat Completions has them one "
+                f"level down: {{'type': '{kind}', '{kind}': {{'name': {tool['name']!r:.60}, …}}}}.",
+                code="invalid_type",
+                param=where,
+            )
         inner, fields = required(tool, kind, dict, where), CUSTOM if kind == "custom" else FUNCTION
         reading.check(inner, fields, f"{where}.{kind}")
         name = tool_name(inner, f"{where}.{kind}")

@@ -59,9 +59,28 @@ def encode_task(value: Any, what: str) -> str:
         ) from error
 
 
+_AS_JSON = {
+    **dict.fromkeys(("date", "datetime", "time", "Timestamp"), "text: value.isoformat()"),
+    **dict.fromkeys(
+        ("bytes", "bytearray", "memoryview"), "text, or as the path of a file: base64.b64encode(value).decode()"
+    ),
+    **dict.fromkeys(
+        ("set", "frozenset", "dict_keys", "dict_values", "deque", "map", "generator"), "a list: list(value)"
+    ),
+    **dict.fromkeys(("Decimal", "Fraction"), "a number, float(value), or as text, str(value)"),
+    **dict.fromkeys(("UUID", "PosixPath", "WindowsPath", "Path", "timedelta"), "text: str(value)"),
+    **dict.fromkeys(("complex",), "a list of two numbers: [value.real, value.imag]"),
+    "Image": "text: the path of its file, or its bytes in base64",
+}
+"""How values of other kinds are written as JSON."""
+
+
 def _mended(error: Exception) -> str:
     if "float values" in str(error):
         return "JSON has no NaN and no infinity: put None in their place, in a pandas frame before to_dict('records')."
+    kind = re.search(r"of type (\w+) is not JSON", str(error))
+    if kind and kind[1] in _AS_JSON:
+        return f"Write it as {_AS_JSON[kind[1]]}."
     return "Convert it first, for example with .model_dump(), dataclasses.asdict() or .tolist()."
 
 
