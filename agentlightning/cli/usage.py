@@ -21,6 +21,8 @@ _OF_ARGUMENTS = ("run", "model", "checkpoint", "folder", "run-dir", "path")
 """What people call the run or model that a command is given by its place."""
 _OF_FIT = {"train_dataset": "tasks", "val_dataset": "val_tasks"}
 """What are options here, by the arguments of `fit`."""
+_HOW_MANY = ("head", "tail", "last", "count", "num", "n", "top")
+"""What other tools call `--limit`."""
 _OTHER_COMMANDS = {
     "resume": "A run is gone on with by the command that began it, and --resume RUN.",
     "test": "agl eval RUN compares a trained model with the one it came from; agl run tries an agent.",
@@ -35,6 +37,13 @@ _OTHER_COMMANDS = {
     "and with --data PAIRS.jsonl in place of these from preferences.",
     "grpo": "agl train --agent FILE.py:NAME --tasks FILE trains by GRPO; --algorithm names another.",
     "ppo": "agl train --algorithm PPO --agent FILE.py:NAME --tasks FILE.",
+    "version": "agl --version prints it.",
+    "ls": "agl runs lists the runs.",
+    "status": "agl runs lists the runs, agl watch RUN shows how one goes.",
+    "merge": "agl export RUN --to FOLDER --merged writes the model whole.",
+    "convert": "agl export RUN --to FOLDER writes the model; --gguf for llama.cpp.",
+    "push": "agl export RUN --push NAME/REPOSITORY puts the model on the Hub.",
+    "generate": "agl serve RUN serves the model, and prints a command to try it.",
     "chat": "agl serve RUN serves the model, and prints a command to try it.",
 }
 
@@ -174,7 +183,11 @@ def _of_extra(words: list[str], options: list[str]) -> str | None:
     return None
 
 
-_OF_OTHER_COMMANDS = {"models": "What one model takes here:  agl plan --model {}"}
+_OF_OTHER_COMMANDS = {
+    "models": "What one model takes here:  agl plan --model {}",
+    "doctor": "What a run suffers from:  agl why {}",
+    "agents": "One is tried by  agl doctor --agent {} --tasks FILE",
+}
 """Commands that take nothing without an option, and who answers for what was typed."""
 
 
@@ -193,6 +206,7 @@ def _meant(typed: str, options: list[str]) -> list[str]:
     name = typed.lstrip("-").replace("-", "_")
     known = {option.lstrip("-").replace("-", "_"): option for option in options if option != "--help"}
     name = _OF_FIT.get(OTHER_LIBRARIES_NAMES.get(name, name), name)
+    name = "limit" if name in _HOW_MANY and "limit" in known else name
     if "--set" in options:
         from agentlightning.algorithm import GRPO
         from agentlightning.algorithm.records import names_of

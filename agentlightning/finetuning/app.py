@@ -34,6 +34,7 @@ from agentlightning.finetuning.routes import ROUTES, ApiCall, Handler, as_respon
 from agentlightning.finetuning.tinker.routes import KEY_PREFIX, PREFIX as TINKER_PREFIX, application
 from agentlightning.finetuning.tinker.service import TinkerService
 from agentlightning.finetuning.training import MODELS_KEY, MODELS_URL
+from agentlightning.finetuning.wire import unwritable
 from agentlightning.gateway.dialects import DIALECTS
 from agentlightning.gateway.dialects.base import openai_error
 from agentlightning.gateway.exchange import Refusal
@@ -215,7 +216,10 @@ class TrainingServer:
                 return _refused(Refusal(str(refused), param=refused.param, code="invalid_grader"))
             except ClientDisconnect:
                 return Response(status_code=400)
-            except Exception:  # a fault of ours: the client learns that it is none of its own
+            except Exception as error:  # a fault of ours: the client learns that it is none of its own
+                if (full := unwritable(error)) is not None:
+                    logger.error(full.message)
+                    return _refused(full)
                 logger.exception("%s %s could not be answered", request.method, request.url.path[:200])
                 words = "The server failed to answer. What happened is in its log."
                 return _refused(Refusal(words, status=500, kind="server_error", code="server_error"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ from agentlightning.reading import whole_number
 MOST_ON_A_PAGE = 10_000
 MOST_BODY = 4 << 20
 """Of a body that is neither a file nor data to learn from."""
+_DISK = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR)
 LOCAL = "org-local"
 """The only organisation: keys are what tells users apart."""
 
@@ -31,6 +34,15 @@ def missing(what: str, key: str) -> Refusal:
 def bad(message: str, param: str | None, code: str = "invalid_value") -> Refusal:
     """The refusal of a value, with the name of its field."""
     return Refusal(message, param=param, code=code)
+
+
+def unwritable(error: Exception) -> Refusal | None:
+    """The refusal where the server's disk is full or may not be written; None for another error."""
+    is_disk = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+    if not is_disk and not (isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF in _DISK):
+        return None
+    words = f"The server cannot write: {error}. Its owner has to make room."
+    return Refusal(words, status=507, kind="server_error", code="disk_full")
 
 
 async def read_body(request: Request, most: int) -> bytes:

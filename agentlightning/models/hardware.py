@@ -73,7 +73,12 @@ def devices(text: str | None) -> tuple[Hardware, int]:
     found = re.fullmatch(r"(?:(\d+)\s*[x×*:]\s*)?([A-Za-z][\w-]*)", text.strip())
     names = {_plain(name): name for name in GPUS} | {"a100": "A100-80"}
     if found is None or _plain(found[2]) not in names or int(found[1] or 1) < 1:
-        raise ConfigError(f"--gpus takes a number and a name, for example 4xH100, or cpu. Known are {', '.join(GPUS)}.")
+        near = [] if found is None else [plain for plain in names if _plain(found[2]).startswith(plain)]
+        meant = f" Did you mean {names[max(near, key=len)]}?" if near else ""
+        raise ConfigError(
+            f"--gpus is {text!r}; it takes a number and a name, for example 4xH100, or cpu.{meant} Known are "
+            f"{', '.join(GPUS)}."
+        )
     return GPUS[names[_plain(found[2])]], int(found[1] or 1)
 
 

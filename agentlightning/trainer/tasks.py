@@ -36,6 +36,8 @@ def load_tasks(path: str | Path) -> list[Any]:
         raise ConfigError(_no_file(file))
     if read is None:
         raise ConfigError(f"'{file}' ends in none of {_ENDINGS}. {_OTHERS.get(file.suffix.lower(), _RENAME)}")
+    if (size := file.stat().st_size) > MOST_BYTES:
+        raise ConfigError(f"{file} has {size:,} bytes, and of a file of tasks at most {MOST_BYTES:,} are read.")
     try:
         tasks = read(file)
     except UnicodeDecodeError as error:
@@ -58,6 +60,8 @@ def _no_file(file: Path) -> str:
         inside = sorted(f.name for f in file.iterdir() if f.suffix.lower() in _READERS)
         example = f", for example {file / inside[0]}" if inside else ""
         return f"'{file}' is a folder, and tasks are read from a file{example}."
+    if file.exists():
+        return f"'{file}' is a pipe, a socket or a device. Write the tasks into a file first."
     named = (
         f" A data set of the Hugging Face Hub is written so: {hub.PREFIX}{file}@train"
         if re.fullmatch(r"[\w-]+/[\w-]+", str(file))
@@ -200,8 +204,13 @@ def _array(file: Path) -> list[Any]:
 def _table(file: Path) -> list[dict[str, Any]]:
     """Each row by its header. Everything in CSV is text: numbers stay text too."""
     with file.open(encoding="utf-8-sig", newline="") as opened:
+        csv.field_size_limit(_FIELD)
         reader = csv.DictReader(opened)
-        rows = list(reader)
+        try:
+            rows = list(reader)
+        except csv.Error as error:
+            words = f"{file} cannot be read as CSV: {error}, at line {reader.line_num}."
+            raise ConfigError(f"{words} A quote before it may not be closed. Mend it, or give JSON lines.") from error
     header = (reader.fieldnames or [""])[0]
     if len(reader.fieldnames or ()) == 1 and (other := next((c for c in ";\t|" if c in header), None)):
         raise ConfigError(
@@ -240,11 +249,20 @@ def _parquet(file: Path) -> list[dict[str, Any]]:
     except ImportError:
         raise missing_extra("parquet", "pyarrow") from None
     try:
-        return parquet.read_table(file).to_pylist()
+        with parquet.ParquetFile(file) as opened:
+            if (rows := opened.metadata.num_rows) > MOST_TASKS:
+                raise ValueError(f"it has {rows:,} rows, and more than {MOST_TASKS:,} are not read")
+            return opened.read().to_pylist()
     except (OSError, ValueError) as error:  # pyarrow's own are one of the two
         raise ConfigError(f"{file} cannot be read as Parquet: {error}. Write it again, or give JSON lines.") from error
 
 
+MOST_BYTES = 2**34
+"""Of a file of tasks, which is read into memory: one of a terabyte is mostly a hole."""
+MOST_TASKS = 10_000_000
+"""Rows of Parquet, which take next to nothing in a file if they are all the same."""
+_FIELD = 2**30
+"""Characters of a field of CSV."""
 _READERS: dict[str, Callable[[Path], list[Any]]] = {
     ".jsonl": _lines,
     ".ndjson": _lines,

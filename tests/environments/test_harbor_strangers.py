@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from agentlightning.environments.harbor import archives
+from agentlightning.environments.harbor import archives, boxes
+from agentlightning.environments.harbor.boxes import BoxRequest
 from agentlightning.environments.harbor.containers import content_digest
 from agentlightning.environments.harbor.dataset import check_dataset, digest_of
-from agentlightning.environments.harbor.format import read_task
+from agentlightning.environments.harbor.format import EnvironmentSection, read_task
+from agentlightning.environments.harbor.registry import newest
 from agentlightning.errors import ConfigError, ExecutorError
+from agentlightning.files import remove_tree
 from tests.environments.harbor_tasks import write_task
 
 STEPS = '[[steps]]\nname = "one"\n'
@@ -111,3 +114,52 @@ async def test_what_packs_in_a_box_may_say_much_and_never_end(tmp_path: Path, mo
     monkeypatch.setattr(archives, "_SECONDS", 0.2)
     with pytest.raises(ExecutorError, match="to pack files"):
         await asyncio.wait_for(archives.streamed(["sleep", "60"], dict(os.environ), tmp_path / "archive"), 30)
+
+
+def test_what_an_agent_leaves_is_not_packed_into_memory_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files with holes, many empty ones, and folders nested without end."""
+    sparse, many, deep = (tmp_path / name for name in ("sparse", "many", "deep"))
+    for folder in (sparse, many, deep):
+        folder.mkdir()
+    for number in range(3):
+        with (sparse / str(number)).open("wb") as file:
+            file.truncate(1 << 40)
+        (many / str(number)).touch()
+    with pytest.raises(ExecutorError, match="more than 1,024 MiB are not copied"):
+        boxes.packed(sparse)
+    assert boxes.packed(many)
+    monkeypatch.setattr(boxes, "MOST_PACKED", 2000)
+    with pytest.raises(ExecutorError, match="are not copied"):
+        boxes.packed(many)
+    monkeypatch.undo()
+    at = os.open(deep, os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("d", dir_fd=at)
+        below = os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    with pytest.raises(ExecutorError, match="nested as deep"):
+        boxes.packed(deep)
+    remove_tree(deep)
+
+
+@pytest.mark.parametrize("text", ['COPY "a b', "ENV a='", b"\xff\xfe"])
+async def test_a_recipe_that_cannot_be_read_names_its_file(text: str | bytes, tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError, match="Dockerfile cannot be read"):
+        async with boxes.open_sandbox(BoxRequest(section=EnvironmentSection(), build=tmp_path, environment={})):
+            pass
+
+
+@pytest.mark.parametrize("setting", ["retries = 1000000", "interval_sec = inf", "start_period_sec = 1e9"])
+def test_nobody_waits_without_end_for_a_healthcheck(setting: str, tmp_path: Path) -> None:
+    more = f'[environment.healthcheck]\ncommand = "true"\n{setting}\n'
+    with pytest.raises(ConfigError, match=setting.partition(" ")[0]):
+        read_task(write_task(tmp_path / "task", more=more))
+
+
+def test_a_version_of_very_many_digits_is_ordered_by_its_letters() -> None:
+    assert newest(["9" * 5_000, "1.0", "2.0"]) == "2.0"

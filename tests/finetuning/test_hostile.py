@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,9 @@ import pytest
 from agentlightning.finetuning import lines, routes
 from agentlightning.finetuning.jobs import Quotas
 from agentlightning.finetuning.lines import LineError, Lines
+from agentlightning.finetuning.records import Records
 from agentlightning.finetuning.routes import ROUTES
+from agentlightning.finetuning.wire import unwritable
 from agentlightning.net.server import ConnectionLimits
 
 from .conftest import Serve, polled
@@ -124,6 +128,42 @@ async def test_what_is_kept_of_an_upload_is_what_it_needs(serve: Serve) -> None:
         row = server.records.row("SELECT body FROM uploads WHERE id = ?", made.id)
         assert row is not None
         assert len(row["body"]) < 400
+
+
+async def test_a_full_disk_is_said_to_be_one(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is lost, and once there is room all goes on."""
+    async with serve() as (server, _), aiohttp.ClientSession() as session:
+        connection = server.records._connection
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count={pages}")
+        body = {"purpose": "fine-tune", "bytes": 1, "filename": "a" * 250}
+        statuses = [(await session.post(f"{server.endpoint}/uploads", json=body)).status for _ in range(60)]
+        assert {*statuses} == {200, 507}
+        assert "cannot write: database or disk is full" in caplog.text
+        assert "Traceback" not in caplog.text
+        assert (await session.get(f"{server.endpoint}/files")).status == 200
+        connection.execute("PRAGMA max_page_count=100000")
+        assert (await session.post(f"{server.endpoint}/uploads", json=body)).status == 200
+        rows = server.records.rows("SELECT id FROM uploads")
+        assert len(rows) == statuses.count(200) + 1
+    assert unwritable(OSError(errno.ENOSPC, "No space left on device"))
+    assert not unwritable(OSError(errno.EBADF, "Bad file descriptor"))
+
+
+def test_a_transaction_that_cannot_be_committed_is_over(tmp_path: Path) -> None:
+    """What comes after it would else be part of it, and gone with it."""
+    records = Records(tmp_path / "records.db")
+    records.define(
+        "CREATE TABLE p (id INTEGER PRIMARY KEY); CREATE TABLE c (p REFERENCES p DEFERRABLE INITIALLY DEFERRED)"
+    )
+    records._connection.execute("PRAGMA foreign_keys = ON")
+    with pytest.raises(sqlite3.IntegrityError), records.transaction():
+        records._connection.execute("INSERT INTO c VALUES (1)")
+    with records.transaction():
+        records._connection.execute("INSERT INTO p VALUES (7)")
+    assert not records._connection.in_transaction
+    assert (records.rows("SELECT * FROM p"), records.rows("SELECT * FROM c")) == ([{"id": 7}], [])
+    records.close()
 
 
 async def test_one_key_leaves_connections_to_others(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

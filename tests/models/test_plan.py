@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -209,3 +210,15 @@ def conversation(tokens: int, sampled: int = 8) -> PackedBatch:
         weights_E=np.full(sampled, 1 / sampled, dtype=np.float32),
         temperature_E=one,
     )
+
+
+@pytest.mark.parametrize(
+    ("row", "model"), [("0.7 million (`calc`)", "calc"), ("0.6 billion", "0.6B"), ("8 billion", "8B")]
+)
+def test_the_rates_of_the_first_page_are_the_defaults(row: str, model: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "getting-started.md").read_text()
+    (cells,) = (line.split(" | ") for line in page.splitlines() if line.startswith(f"| {row} | "))
+    shape = read_shape(model) if model == "calc" else known_shape(model)
+    assert shape is not None
+    shown = [f"{shape.learning_rate(adapter=adapter):.0e}".replace("e-0", "e-") for adapter in (False, True)]
+    assert [cells[1], cells[3]] == shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentlightning.errors import ConfigError
+from agentlightning.trainer import tasks
 from agentlightning.trainer.checks import as_tasks
 from agentlightning.trainer.tasks import load_tasks
 
@@ -84,3 +86,36 @@ def test_values_nested_without_end_are_named(tmp_path: Path, name: str, text: st
     (tmp_path / name).write_text(text + "\n")
     with pytest.raises(ConfigError, match=rf"{name}.* nested too deeply"):
         load_tasks(tmp_path / name)
+
+
+def test_a_long_text_in_csv_is_a_task(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(f"question,answer\n{'a' * 200_000},1\n")
+    assert load_tasks(tmp_path / "t.csv") == [{"question": "a" * 200_000, "answer": "1"}]
+
+
+def test_a_field_of_csv_that_never_ends_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "_FIELD", 100)
+    (tmp_path / "t.csv").write_text('question,answer\n"' + "a\n" * 200)
+    with pytest.raises(ConfigError, match=r"t.csv cannot be read as CSV: field larger .* may not be closed"):
+        load_tasks(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".parquet"])
+def test_files_that_are_none_or_have_no_end_hold_nobody_up(ending: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / f"pipe{ending}")
+    (tmp_path / f"zero{ending}").symlink_to("/dev/zero")
+    with (tmp_path / f"hole{ending}").open("wb") as file:
+        file.truncate(1 << 40)
+    for name, words in (("pipe", "is a pipe"), ("zero", "is a pipe"), ("hole", "has 1,099,511,627,776 bytes")):
+        with pytest.raises(ConfigError, match=words):
+            load_tasks(tmp_path / f"{name}{ending}")
+
+
+def test_rows_of_parquet_that_take_no_place_in_the_file_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(pa.table({"question": pa.nulls(11, pa.int8())}), tmp_path / "t.parquet")
+    assert len(load_tasks(tmp_path / "t.parquet")) == 11
+    monkeypatch.setattr(tasks, "MOST_TASKS", 10)
+    with pytest.raises(ConfigError, match="it has 11 rows, and more than 10 are not read"):
+        load_tasks(tmp_path / "t.parquet")

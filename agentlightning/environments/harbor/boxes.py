@@ -26,7 +26,11 @@ from agentlightning.files import remove_tree
 from agentlightning.litagent import view
 from agentlightning.litagent.bubblewrap import ENDPOINTS, Bubblewrap, bubblewrapped
 from agentlightning.litagent.process import MARK, Captured, Finished, Limits, run_command
+from agentlightning.reading import read_text
 from agentlightning.types.ids import random_hex
+
+MOST_PACKED = 1 << 30
+"""Of what is copied into a box, which is kept in memory on its way."""
 
 PLACES = ("/logs/agent", "/logs/verifier", "/logs/artifacts", "/tests", "/solution")
 """Folders that every box has besides its working directory."""
@@ -228,10 +232,24 @@ def _below(build: Path, source: str) -> Path:
 
 
 def packed(source: Path, name: str = ".") -> bytes:
-    """A file, or what is in a folder, as a tar archive in which links stay links."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        archive.add(source, arcname=name)
+    """A file, or what is in a folder, as a tar archive in which links stay links. Raises ExecutorError for more than
+    `MOST_PACKED` bytes, as files with holes seem to have, and for folders nested without end."""
+    packed, size = io.BytesIO(), 0
+
+    def counted(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        nonlocal size
+        size += member.size + tarfile.RECORDSIZE // 10
+        if size > MOST_PACKED:
+            raise ExecutorError(
+                f"{member.name}: more than {MOST_PACKED >> 20:,} MiB are not copied into a box at once."
+            )
+        return member
+
+    try:
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            archive.add(source, arcname=name, filter=counted)
+    except RecursionError:
+        raise ExecutorError("What is nested as deep as this is not copied into a box.") from None
     return packed.getvalue()
 
 
@@ -249,8 +267,11 @@ def _read_recipe(build: Path) -> _Recipe:
     if not (file := build / "Dockerfile").is_file():
         return _Recipe()
     workdir, copies, environment = "/app", list[tuple[str, str]](), dict[str, str]()
-    for instruction, rest in _instructions(file.read_text("utf-8", "replace")):
-        words = shlex.split(rest)
+    try:
+        found = [(word, rest, shlex.split(rest)) for word, rest in _instructions(read_text(file))]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}.") from None
+    for instruction, rest, words in found:
         match instruction:
             case "FROM" | "LABEL" | "CMD" | "ENTRYPOINT" | "SHELL":
                 pass

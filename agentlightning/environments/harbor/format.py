@@ -62,7 +62,9 @@ def _megabytes(value: Any) -> Any:
 
 
 Network = Literal["public", "no-network", "allowlist"]
+_DAY = 86_400
 Seconds = Annotated[float, Field(gt=0)]
+Wait = Annotated[float, Field(gt=0, le=_DAY)]
 Megabytes = Annotated[int | None, BeforeValidator(_megabytes)]
 
 
@@ -81,11 +83,11 @@ class Healthcheck(_Section):
     """When the environment is ready."""
 
     command: str
-    interval_sec: Seconds = 5.0
-    timeout_sec: Seconds = 30.0
-    start_period_sec: Annotated[float, Field(ge=0)] = 0.0
-    start_interval_sec: Seconds = 5.0
-    retries: Annotated[int, Field(ge=1)] = 3
+    interval_sec: Wait = 5.0
+    timeout_sec: Wait = 30.0
+    start_period_sec: Annotated[float, Field(ge=0, le=_DAY)] = 0.0
+    start_interval_sec: Wait = 5.0
+    retries: Annotated[int, Field(ge=1, le=1000)] = 3
 
 
 class EnvironmentSection(_Networked):

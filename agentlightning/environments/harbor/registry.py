@@ -40,6 +40,8 @@ _SECONDS = 60.0
 _LARGEST = 100_000_000
 """Bytes of a registry that are read at most."""
 _VERSION = re.compile(r"v?(\d+(?:\.\d+)*)(.*)", re.IGNORECASE)
+_LONGEST_VERSION = 100
+"""Of one that is ordered by its numbers."""
 _SHOWN = 20
 
 
@@ -177,7 +179,7 @@ def newest(versions: Iterable[str]) -> str:
 
 
 def _order(version: str) -> tuple[bool, bool, tuple[int, ...], bool, str]:
-    matched = _VERSION.fullmatch(version)
+    matched = _VERSION.fullmatch(version) if len(version) <= _LONGEST_VERSION else None
     if matched is None:
         return version == "head", False, (), False, version
     numbers = [int(number) for number in matched[1].split(".")]

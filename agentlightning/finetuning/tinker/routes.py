@@ -29,7 +29,7 @@ from agentlightning.finetuning.tinker import bodies
 from agentlightning.finetuning.tinker.archive import number_in
 from agentlightning.finetuning.tinker.data import read_request, turn_of
 from agentlightning.finetuning.tinker.service import TinkerService, TinkerSession, TrainingClient
-from agentlightning.finetuning.wire import MOST_BODY, read_body
+from agentlightning.finetuning.wire import MOST_BODY, read_body, unwritable
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.serving.http import api_key, headers_of
 from agentlightning.models import resolve_model
@@ -494,7 +494,10 @@ def application(service: TinkerService, keys: Keys) -> Starlette:
                 return _json({"detail": refusal.message}, refusal.status)
             except ClientDisconnect:
                 return Response(status_code=400)
-            except Exception:  # a fault of ours: the client learns that it is none of its own
+            except Exception as error:  # a fault of ours: the client learns that it is none of its own
+                if (full := unwritable(error)) is not None:
+                    logger.error(full.message)
+                    return _json({"detail": full.message}, full.status)
                 logger.exception("%s %s could not be answered", request.method, request.url.path[:200])
                 return _json({"detail": "The server failed to answer. What happened is in its log."}, 500)
 
