@@ -20,6 +20,7 @@ from agentlightning.importing import MAIN_GUARD, file_being_loaded
 from agentlightning.litagent import FunctionAgent, LitAgent
 from agentlightning.metrics import Sink
 from agentlightning.metrics.console import Console
+from agentlightning.runner.runner import current_runner
 from agentlightning.store.base import LightningStore
 from agentlightning.store.operations.codec import encode_task
 from agentlightning.tracer import Tracer
@@ -173,7 +174,12 @@ def is_endpoint(resource: Resource) -> TypeGuard[LLM]:
 
 
 def refuse_while_loading() -> None:
-    """Raises ConfigError where a file trains while it is imported for the agent in it."""
+    """Raises ConfigError where a file trains while it is imported for the agent in it, or an agent trains."""
+    if current_runner.get() is not None:
+        raise ConfigError(
+            "fit was called inside an agent, so every rollout would train. An agent does one task and returns its "
+            "reward: call fit outside of it."
+        )
     if (file := file_being_loaded()) is not None:
         raise ConfigError(
             f"{file} trains when it is imported, and here only its agent is wanted. Put the lines that train under  "

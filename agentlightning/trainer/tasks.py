@@ -204,13 +204,15 @@ def _array(file: Path) -> list[Any]:
 def _table(file: Path) -> list[dict[str, Any]]:
     """Each row by its header. Everything in CSV is text: numbers stay text too."""
     with file.open(encoding="utf-8-sig", newline="") as opened:
-        csv.field_size_limit(_FIELD)
+        before = csv.field_size_limit(_FIELD)  # of the whole process
         reader = csv.DictReader(opened)
         try:
             rows = list(reader)
         except csv.Error as error:
             words = f"{file} cannot be read as CSV: {error}, at line {reader.line_num}."
             raise ConfigError(f"{words} A quote before it may not be closed. Mend it, or give JSON lines.") from error
+        finally:
+            csv.field_size_limit(before)
     header = (reader.fieldnames or [""])[0]
     if len(reader.fieldnames or ()) == 1 and (other := next((c for c in ";\t|" if c in header), None)):
         raise ConfigError(

@@ -247,3 +247,30 @@ with logged(Path("log.txt")):
 def test_warnings_are_on_the_terminal_of_a_script_also_where_its_disk_is_full(tmp_path: Path) -> None:
     done = script(tmp_path, WARNS)
     assert done.stderr.splitlines() == ["WARNING agentlightning.part: an event"]
+
+
+NESTED = """
+from agentlightning.metrics import SilentConsole
+
+def trainer():
+    return agl.Trainer(algorithm=agl.Baseline(), console=SilentConsole())
+
+def inner(task):
+    return 1.0
+
+def outer(task):
+    try:
+        trainer().fit(inner, [1])
+    except agl.ConfigError as error:
+        print("refused:", error)
+    return 1.0
+
+if __name__ == "__main__":
+    trainer().fit(outer, [1])
+    trainer().fit(inner, [1])
+    print("went on")
+"""
+
+
+def test_an_agent_that_trains(tmp_path: Path) -> None:
+    said(script(tmp_path, NESTED), "refused: fit was called inside an agent", "went on")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 from pathlib import Path
 from typing import Any
@@ -95,9 +96,11 @@ def test_a_long_text_in_csv_is_a_task(tmp_path: Path) -> None:
 
 def test_a_field_of_csv_that_never_ends_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "_FIELD", 100)
+    before = csv.field_size_limit()
     (tmp_path / "t.csv").write_text('question,answer\n"' + "a\n" * 200)
     with pytest.raises(ConfigError, match=r"t.csv cannot be read as CSV: field larger .* may not be closed"):
         load_tasks(tmp_path / "t.csv")
+    assert csv.field_size_limit() == before, "it is the whole process's"
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".parquet"])
