@@ -41,6 +41,7 @@ ENVIRONMENTS: dict[str, list[str]] = {
         "pydantic-ai-slim[openai]==2.68.0",
         "smolagents[openai]==1.26.0",
         "ag2[openai]==1.2.1",
+        "agno==3.1.10",
         "agentscope==2.0.10",
         "agent-framework-core==1.23.0",
         "agent-framework-openai==1.17.0",

@@ -81,8 +81,8 @@ NO_HTTPS = (
 )
 TOO_HASTY = (
     "Its client waited no longer: its timeout is in seconds, and the model answers many rollouts at once. Leave "
-    "timeout out or give more, such as timeout=600. If it called another address than llm.endpoint, look whether "
-    "something answers there."
+    "timeout out or give more, such as timeout=600. The model's address is base_url=llm.endpoint; if it called another "
+    "one, of a judge or a tool, look at its base_url."
 )
 SAY_JSON = "The body is sent as something else than JSON: add the header  Content-Type: application/json."
 ONE_V1_ONLY = "llm.endpoint is the base URL, ending in /v1: the client itself adds /chat/completions."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import Token
 from itertools import pairwise
 from types import FrameType
@@ -101,32 +101,35 @@ _CONTEXTS: dict[str, Callable[[Any], Any]] = {
 # ---- frameworks whose agents are objects -----------------------------------------------------------------------------
 
 _OBJECTS = {
-    "ag2.agent": "name",
-    "agent_framework._agents": "name",
-    "agentscope.agent": "name",
-    "autogen.agentchat": "name",
-    "autogen_agentchat.agents": "name",
-    "crewai.agent.core": "role",
-    "crewai.agents": "agent.role",
-    "pydantic_ai.agent": "name",
-    "smolagents.agents": "name",
+    "ag2.agent": "self.name",
+    "agent_framework._agents": "self.name",
+    "agentscope.agent": "self.name",
+    "agno.agent._run": "agent.name",
+    "autogen.agentchat": "self.name",
+    "autogen_agentchat.agents": "self.name",
+    "crewai.agent.core": "self.role",
+    "crewai.agents": "self.agent.role",
+    "pydantic_ai.agent": "self.name",
+    "smolagents.agents": "self.name",
 }
-"""Modules (or packages) with the methods of agents, and where such an agent has its name."""
+"""Modules (or packages) whose functions run agents, and where such an agent has its name, from a local variable on."""
 _PACKAGES = {module.partition(".")[0] for module in _OBJECTS}
 
 
 def _running(frame: FrameType | None) -> str | None:
-    """The name of the agent of which a method is running, the innermost if there are several."""
+    """The name of the agent that a function of its framework is running, the innermost if there are several."""
     while frame is not None:
         where = frame.f_globals.get("__name__") or ""
         path = next((path for module, path in _OBJECTS.items() if f"{where}.".startswith(f"{module}.")), None)
-        if path is not None and (name := _found(frame.f_locals.get("self"), path)):
+        if path is not None and (name := _found(frame.f_locals, path)):
             return name
         frame = frame.f_back
     return None
 
 
-def _found(owner: Any, path: str) -> str | None:
-    for attribute in path.split("."):
+def _found(variables: Mapping[str, Any], path: str) -> str | None:
+    variable, *attributes = path.split(".")
+    owner = variables.get(variable)
+    for attribute in attributes:
         owner = getattr(owner, attribute, None)
     return owner if isinstance(owner, str) else None

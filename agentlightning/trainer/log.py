@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,16 @@ class _PrivateFile(logging.FileHandler):
     def _open(self) -> Any:
         return open_private(self.baseFilename, self.mode, encoding=self.encoding)
 
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A disk that is full is said by what is logged, on the terminal; Python would add a traceback to each line."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
 
 @contextmanager
 def logged(path: Path) -> Iterator[None]:
-    """Append what is logged from INFO on, with keys shortened; other handlers get what they got before."""
+    """Append what is logged from INFO on, with keys shortened; other handlers get what they got before. Where there are
+    none, as in most scripts, warnings stay on the terminal."""
     refuse_link(path)  # the file is opened by whoever logs first
     package, root = logging.getLogger(_PACKAGE), logging.getLogger()
     level, before = package.level, package.getEffectiveLevel()
@@ -33,6 +40,11 @@ def logged(path: Path) -> Iterator[None]:
     def as_before(record: logging.LogRecord) -> bool:
         return record.levelno >= before or not record.name.startswith(_PACKAGE)
 
+    alone = None if package.hasHandlers() else logging.StreamHandler()  # in place of Python's last resort
+    if alone is not None:
+        alone.setLevel(logging.WARNING)
+        alone.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))
+        package.addHandler(alone)
     others = (*root.handlers, *package.handlers)
     for handler in others:
         handler.addFilter(as_before)
@@ -43,6 +55,9 @@ def logged(path: Path) -> Iterator[None]:
     finally:
         package.setLevel(level)
         package.removeHandler(file)
-        file.close()
+        with suppress(OSError):  # what a full disk did not take
+            file.close()
         for handler in others:
             handler.removeFilter(as_before)
+        if alone is not None:
+            package.removeHandler(alone)

@@ -231,3 +231,19 @@ def test_options(command: list[str], words: str) -> None:
     done = CliRunner().invoke(app, command)
     assert done.exit_code != 0
     assert words in " ".join(f"{done.output} {done.exception}".replace("│", "").split())
+
+
+WARNS = """
+import logging, resource
+from pathlib import Path
+from agentlightning.trainer.log import logged
+resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50))  # so much is the warning, and not what is in the file
+with logged(Path("log.txt")):
+    logging.getLogger("agentlightning.part").info("a detail")
+    logging.getLogger("agentlightning.part").warning("an event")
+"""
+
+
+def test_warnings_are_on_the_terminal_of_a_script_also_where_its_disk_is_full(tmp_path: Path) -> None:
+    done = script(tmp_path, WARNS)
+    assert done.stderr.splitlines() == ["WARNING agentlightning.part: an event"]

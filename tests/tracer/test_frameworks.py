@@ -40,6 +40,13 @@ def test_the_innermost_agent_whose_method_runs(monkeypatch: pytest.MonkeyPatch) 
     assert agents.Agent(None).run(framework_agent_name) is None
 
 
+def test_the_innermost_agent_that_a_function_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = stand_in(monkeypatch, "agno.agent._run", "def run(agent, ask): return ask()")
+    writer, manager, unnamed = (SimpleNamespace(name=name) for name in ("writer", "manager", None))
+    assert runs.run(manager, lambda: runs.run(writer, framework_agent_name)) == "writer"
+    assert runs.run(manager, lambda: runs.run(unnamed, framework_agent_name)) == "manager"
+
+
 def test_methods_of_other_modules_are_no_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     agents = stand_in(monkeypatch, "smolagents.agents_of_mine", RUNS)
     assert agents.Agent("writer").run(framework_agent_name) is None

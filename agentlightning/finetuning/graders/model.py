@@ -19,7 +19,7 @@ from agentlightning.algorithm.prompts.critic import CriticFailure, HttpCritic, Q
 from agentlightning.errors import JudgeError
 from agentlightning.finetuning.graders.base import Grader, GraderFailed, GraderFields, Grading, Score
 from agentlightning.finetuning.graders.settings import GraderSettings
-from agentlightning.finetuning.graders.template import Template
+from agentlightning.finetuning.graders.template import MOST_FILLED, Template
 from agentlightning.gateway import Provider
 
 _SAMPLING = ("max_completions_tokens", "temperature", "top_p", "seed", "reasoning_effort")
@@ -173,8 +173,18 @@ def _chat(messages: Sequence[Message], grading: Grading, result: Mapping[str, An
     form = 'Answer with a JSON object and nothing else: {"steps": "your reasoning, in short", "result": {{}}}'
     system = [form.replace("{{}}", result["description"])]
     made: list[dict[str, Any]] = []
+    size = 0
+
+    def fill(template: Template) -> str:
+        nonlocal size
+        text = grading.fill(template)
+        size += len(text)
+        if size > MOST_FILLED:
+            raise GraderFailed("other_error", f"The messages have more than {MOST_FILLED:,} characters.")
+        return text
+
     for role, parts in messages:
-        filled = [_filled(grading.fill(template), part) for template, part in parts]
+        filled = [_filled(fill(template), part) for template, part in parts]
         texts = "\n".join(part["text"] for part in filled if part["type"] == "text")
         if role in ("system", "developer") and not made:
             system.insert(-1, texts)

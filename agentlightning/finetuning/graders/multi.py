@@ -13,6 +13,9 @@ from agentlightning.finetuning.graders.base import Grader, GraderFailed, GraderF
 from agentlightning.finetuning.graders.formula import FUNCTIONS, Formula, FormulaError
 from agentlightning.finetuning.graders.result import Errors, Grade
 
+MOST_GRADERS = 100
+"""Of one `multi`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Multi(Grader):
@@ -68,6 +71,8 @@ def graders_of(fields: GraderFields) -> Mapping[str, Any]:
         found = {found.get("name"): found}
     if not isinstance(found, Mapping) or not found:
         raise fields.refused("graders", "has no grader; give an object with a grader for each name of the formula.")
+    if len(found) > MOST_GRADERS:
+        raise fields.refused("graders", f"has {len(found):,} graders; {MOST_GRADERS} at most work at the same time.")
     for name in found:
         if not isinstance(name, str) or not name.isidentifier() or name in FUNCTIONS:
             raise fields.refused(

@@ -16,6 +16,8 @@ _PLACE = re.compile(r"\{\{((?:(?!\{\{|\}\}).)*)\}\}", re.DOTALL)
 _STEP = re.compile(r"""\s*(?:\.\s*([\w-]+)|\[\s*(?:(\d+)|'([^']*)'|"([^"]*)")\s*\])""")
 _OF_SAMPLE = ("output_text", "output_json", "output_tools", "choices")
 
+MOST_FILLED = 1 << 22
+"""Characters of a filled template: a variable that stands in it many times is copied as often."""
 Path = tuple[str | int, ...]
 
 
@@ -45,9 +47,15 @@ class Template:
         return cls(tuple(piece for piece in pieces if piece != ""))
 
     def fill(self, item: Any, sample: Mapping[str, Any]) -> str:
-        """The text with every variable's value; what is no text is written as JSON. Raises MissingVariable."""
-        given = {"item": item, "sample": sample}
-        return "".join(p if isinstance(p, str) else _written(_value(given, p[0], p[1])) for p in self.pieces)
+        """The text with every variable's value; what is no text is written as JSON. Raises MissingVariable, and
+        ValueError for more than `MOST_FILLED` characters."""
+        given, filled, size = {"item": item, "sample": sample}, list[str](), 0
+        for piece in self.pieces:
+            filled.append(piece if isinstance(piece, str) else _written(_value(given, piece[0], piece[1])))
+            size += len(filled[-1])
+            if size > MOST_FILLED:
+                raise ValueError(f"a template with its values has more than {MOST_FILLED:,} characters")
+        return "".join(filled)
 
 
 def _path(written: str, param: str) -> Path:

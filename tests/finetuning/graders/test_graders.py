@@ -89,6 +89,17 @@ async def test_texts_that_would_take_minutes_are_not_compared() -> None:
         assert (found.reward is not None, found.errors.flags) == (done, [] if done else ["other_error"])
 
 
+async def test_a_template_that_copies_a_text_without_end_is_a_failure() -> None:
+    many = {**check(), "input": "{{ item.answer }}" * 10_000}
+    tracemalloc.start()
+    found = await graded(many, "a", answer="x" * 100_000)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (found.reward, found.errors.flags) == (None, ["other_error"])
+    assert "more than 4,194,304 characters" in (found.why or "")
+    assert most < 2**24
+
+
 async def test_rouge_l_needs_no_table_of_all_pairs_of_words() -> None:
     tracemalloc.start()
     found = await graded(similar("rouge_l"), "a b " * 2_000, answer="b a c " * 2_000)
@@ -162,6 +173,7 @@ async def test_a_failure_is_a_flag_and_no_reward(
         (multi("a"), "grader.graders"),
         (multi("a + b", a=check()), "grader.calculate_output"),
         (multi("min", min=check()), "grader.graders.min"),
+        (multi("a0", **{f"a{number}": check() for number in range(101)}), "grader.graders"),
         ({**multi("1"), "graders": {"a-b": check()}}, "grader.graders.a-b"),
         (multi("a", a=check(reference="{{ x }}")), "grader.graders.a.reference"),
         (multi("a", a=multi("b", b=check())), "grader.graders.a.type"),

@@ -44,6 +44,13 @@ class Answers:
         raise ConnectionError("no embeddings")
 
 
+async def test_messages_that_copy_a_text_without_end_are_a_failure() -> None:
+    models = Answers('{"steps": "…", "result": 4}')
+    messages = [{"role": "user", "content": "{{ item.answer }}"}] * 100
+    found = await grade(parse_grader(scoring(input=messages)), {"answer": "7" * 100_000}, Sample.of_text("six"), models)
+    assert (found.reward, found.errors.flags, models.asked) == (None, ["other_error"], [])
+
+
 async def test_a_model_is_shown_the_messages_and_the_form_of_its_answer() -> None:
     models = Answers('{"steps": "…", "result": 4}')
     image = {"type": "input_image", "image_url": "{{ item.picture }}", "detail": "low"}
