@@ -29,6 +29,11 @@ except ImportError:  # Windows has no advisory locks of this kind; there nothing
 UMASK = "AGL_UMASK"
 
 
+def reason_of_file(error: Exception) -> str:
+    """Why a file could not be used, without its name, which stands beside it."""
+    return str((isinstance(error, OSError) and error.strerror) or error).rstrip(".")
+
+
 def meant_by(path: Path, endings: Collection[str] = ()) -> str:
     """The file or folder that is there and was probably meant, as a question; nothing where none is like it.
 
@@ -51,7 +56,7 @@ def text_of(path: Path, what: str) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{what} cannot be read: {error}. Name a file of text in UTF-8.") from error
+        raise ConfigError(f"{what} cannot be read: {reason_of_file(error)}. Name a file of text in UTF-8.") from error
 
 
 def _allowed(most: int) -> int:

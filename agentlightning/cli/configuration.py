@@ -16,7 +16,7 @@ from agentlightning.arguments import FEW, nearest
 from agentlightning.cli.options import BackendOptions, value_in
 from agentlightning.cli.trust import code_in, require_trust
 from agentlightning.errors import ConfigError
-from agentlightning.files import meant_by, text_of
+from agentlightning.files import meant_by, reason_of_file, text_of
 from agentlightning.reading import parsed_toml, within_depth
 from agentlightning.trainer.live import RUN_FILE
 from agentlightning.trainer.provenance import TASKS_FILE, VAL_TASKS_FILE
@@ -82,7 +82,7 @@ def read_config(file: Path) -> Mapping[str, Any]:
     try:
         found = _parse(file)
     except ValueError as error:
-        raise ConfigError(f"{file} cannot be read: {error}.") from error
+        raise ConfigError(f"{file} cannot be read: {reason_of_file(error)}.") from error
     if found is None:
         raise ConfigError(f"{file} is empty. It holds settings by name, for example  steps: 20")
     if not isinstance(found, dict):

@@ -18,7 +18,7 @@ from agentlightning.adapter.scores import COMMENTS, SCORES
 from agentlightning.cli.commands.train import ImportOptions
 from agentlightning.console import terminal
 from agentlightning.errors import ConfigError
-from agentlightning.files import atomic_write, meant_by
+from agentlightning.files import atomic_write, meant_by, reason_of_file
 from agentlightning.metrics.jsonl import RUN_FILE
 from agentlightning.reading import parsed_json, read_text
 
@@ -167,7 +167,7 @@ def _read(file: Path) -> Iterator[tuple[str, Any]]:
     try:
         text = read_text(file, _BYTES, encoding="utf-8-sig")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from None
+        raise ConfigError(f"{file} cannot be read: {reason_of_file(error)}") from None
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     try:
         yield str(file), parsed_json(text)

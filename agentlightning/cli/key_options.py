@@ -9,6 +9,7 @@ import typer
 
 from agentlightning.console import terminal
 from agentlightning.errors import ConfigError
+from agentlightning.files import reason_of_file
 
 _FROM_A_FILE = "@FILE reads it from a file."
 
@@ -35,7 +36,9 @@ def _read(path: Path, option: str) -> str:
     try:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{option} @{path} cannot be read: {error}. Name a file that holds the key.") from error
+        raise ConfigError(
+            f"{option} @{path} cannot be read: {reason_of_file(error)}. Name a file that holds the key."
+        ) from error
 
 
 def _warn(context: typer.Context, option: str, variable: str) -> None:

@@ -31,6 +31,7 @@ from agentlightning.cli.upstream import read_upstreams
 from agentlightning.console import Console
 from agentlightning.environments.base import Environment, environment_again
 from agentlightning.errors import ConfigError
+from agentlightning.files import reason_of_file
 from agentlightning.litagent import LitAgent
 from agentlightning.net.local_keys import find_key
 from agentlightning.store import LightningStoreClient
@@ -65,7 +66,7 @@ def store_key(server: str | None, file: Path | None) -> str | None:
         if key := file.read_text().strip():
             return key
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The key of the store cannot be read from {file}: {error}") from None
+        raise ConfigError(f"The key of the store cannot be read from {file}: {reason_of_file(error)}") from None
     raise ConfigError(f"{file} is empty: it is to hold the key of the store.")
 
 

@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 from agentlightning.emitter import emit_annotation, emit_reward
 from agentlightning.environments.base import Environment, Probe
 from agentlightning.errors import AgentError, ConfigError, ExecutorError, RewardError, debugging
+from agentlightning.files import reason_of_file
 from agentlightning.litagent import LitAgent
 from agentlightning.litagent.process import Captured, Finished, Limits, run_command
 from agentlightning.litagent.program import base_environment, endpoint_variables, first_llm
@@ -111,7 +112,9 @@ class ForeignEnvironment(Environment):
                 env={**os.environ, "PYTHONPATH": module_path()},
             )
         except OSError as error:
-            raise ConfigError(f"{self.scheme}: {self._python} cannot be run (python=…): {error}") from None
+            raise ConfigError(
+                f"{self.scheme}: {self._python} cannot be run (python=…): {reason_of_file(error)}"
+            ) from None
         except subprocess.TimeoutExpired:
             raise ConfigError(f"{self.scheme}: {self.name} lists no tasks within {_LIST_SECONDS:g} s.") from None
         if done.returncode != 0:

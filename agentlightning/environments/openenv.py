@@ -29,6 +29,7 @@ from agentlightning.environments.base import Environment, Probe
 from agentlightning.environments.foreign import module_path
 from agentlightning.environments.playing import ActionResult, PlayedEpisode, Player, last_number, seeds_of
 from agentlightning.errors import ConfigError, ExecutorError
+from agentlightning.files import reason_of_file
 from agentlightning.litagent.program import base_environment
 from agentlightning.net.outgoing import http_session, reason_of
 
@@ -176,7 +177,9 @@ class ModuleServer:
                     env={**base_environment(), "PYTHONPATH": module_path()},
                 )
             except OSError as error:
-                raise ExecutorError(f"openenv: {self._python} cannot be run (python=…): {error}") from None
+                raise ExecutorError(
+                    f"openenv: {self._python} cannot be run (python=…): {reason_of_file(error)}"
+                ) from None
             assert process.stdout is not None
             assert process.stdin is not None
             with suppress(BrokenPipeError):

@@ -23,6 +23,7 @@ from agentlightning.algorithm.base import PolicySpec
 from agentlightning.algorithm.checkpoint import served_model
 from agentlightning.backend import POLICY, Backend, ComputeSettings, ModelSettings, ModelSpec
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError
+from agentlightning.files import reason_of_file
 from agentlightning.finetuning.jobs import Jobs, name_of
 from agentlightning.finetuning.progress import checkpoint_of
 from agentlightning.finetuning.recipe import BaseModel
@@ -53,7 +54,7 @@ def read_bases(file: Path | None, named: Sequence[str]) -> dict[str, BaseModel]:
             text = file.read_text(encoding="utf-8")
             given = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"The base models cannot be read from {file}: {error}") from None
+            raise ConfigError(f"The base models cannot be read from {file}: {reason_of_file(error)}") from None
         found |= {name: _base(name, value, file) for name, value in given.items()}
     if not found:
         raise ConfigError("Say which models can be trained: name one, or map names to models in --base-models FILE.")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.errors import ConfigError
-from agentlightning.files import atomic_write, open_private
+from agentlightning.files import atomic_write, open_private, reason_of_file
 from agentlightning.metrics.catalogue import METRICS
 from agentlightning.metrics.sink import Sink
 from agentlightning.reading import parsed_json, read_text
@@ -48,7 +48,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     try:
         lines = read_text(path, _BYTES).split("\n")[:-1]
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from None
+        raise ConfigError(f"{path} cannot be read: {reason_of_file(error)}.") from None
     return [metrics_row(line, f"{path} is damaged: line {number}") for number, line in enumerate(lines, 1)]
 
 

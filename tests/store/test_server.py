@@ -207,6 +207,29 @@ async def test_a_client_outlives_a_restart_of_the_server(embedded: SqliteLightni
     await server.stop()
 
 
+async def test_an_address_with_a_path_behind_it(server: LightningStoreServer) -> None:
+    for more in ("/v1", "/dashboard/"):
+        client = LightningStoreClient(server.endpoint + more, key="admin")
+        with pytest.raises(NotFoundError, match=f"given without a path: {server.endpoint}, and not {server.endpoint}/"):
+            await client.statistics()
+        await client.close()
+
+
+@pytest.mark.parametrize("answer", [b'{"error": {"message": "There is no path"}}', b"<html>", b""])
+async def test_a_server_that_is_no_store(answer: bytes) -> None:
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 404 Not Found\r\nConnection: close\r\nContent-Length: {len(answer)}\r\n\r\n"
+        writer.write(head.encode() + answer)
+        writer.close()
+
+    async with await asyncio.start_server(other, "127.0.0.1", 0) as listening:
+        client = LightningStoreClient(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
+        with pytest.raises(StoreError, match=r"is no store: it answers 404\. Give the address that agl store prints"):
+            await client.statistics()
+        await client.close()
+
+
 async def test_a_server_that_is_not_there() -> None:
     client = LightningStoreClient("http://127.0.0.1:9", retry_seconds=0.2)
     start = time.monotonic()

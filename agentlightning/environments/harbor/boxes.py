@@ -22,7 +22,7 @@ from agentlightning.environments.harbor.archives import excluded
 from agentlightning.environments.harbor.compose import Composition
 from agentlightning.environments.harbor.format import EnvironmentSection
 from agentlightning.errors import ConfigError, ExecutorError
-from agentlightning.files import remove_tree
+from agentlightning.files import reason_of_file, remove_tree
 from agentlightning.litagent import view
 from agentlightning.litagent.bubblewrap import ENDPOINTS, Bubblewrap, bubblewrapped
 from agentlightning.litagent.process import MARK, Captured, Finished, Limits, run_command
@@ -270,7 +270,7 @@ def _read_recipe(build: Path) -> _Recipe:
     try:
         found = [(word, rest, shlex.split(rest)) for word, rest in _instructions(read_text(file))]
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}.") from None
+        raise ConfigError(f"{file} cannot be read: {reason_of_file(error)}.") from None
     for instruction, rest, words in found:
         match instruction:
             case "FROM" | "LABEL" | "CMD" | "ENTRYPOINT" | "SHELL":

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentlightning.environments.harbor.format import INSTRUCTION_FILE, TASK_FILE, first_error, is_own, read_task
 from agentlightning.errors import ConfigError
+from agentlightning.files import reason_of_file
 from agentlightning.reading import parsed_toml, read_text
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ def check_dataset(folder: Path, tasks: Sequence[Path]) -> None:
     except ValidationError as error:
         raise ConfigError(f"{path}: {first_error(error)}") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from None
+        raise ConfigError(f"{path} cannot be read: {reason_of_file(error)}.") from None
     here = {read_task(task).name: task for task in tasks} if listed else {}
     if missing := [task.name for task in listed if task.name not in here]:
         raise ConfigError(

@@ -26,6 +26,7 @@ from pydantic import (
 )
 
 from agentlightning.errors import ConfigError
+from agentlightning.files import meant_by, reason_of_file
 from agentlightning.reading import parsed_toml, read_text
 
 TASK_FILE, INSTRUCTION_FILE, COMPOSE_FILE = "task.toml", "instruction.md", "docker-compose.yaml"
@@ -353,7 +354,8 @@ def _text(path: Path) -> str:
     try:
         return read_text(path, _BYTES)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}, the instruction for the agent, cannot be read: {error}.") from None
+        why = f"{reason_of_file(error)}.{meant_by(path)}"
+        raise ConfigError(f"{path}, the instruction for the agent, cannot be read: {why}") from None
 
 
 def _inside(value: str, *, relative: bool = False) -> str:

@@ -27,7 +27,7 @@ from agentlightning.environments.harbor.dataset import check_dataset
 from agentlightning.environments.harbor.format import TASK_FILE, find_tasks, first_error
 from agentlightning.environments.harbor.repository import cache_folder, fetched, inside
 from agentlightning.errors import ConfigError
-from agentlightning.files import atomic_write
+from agentlightning.files import atomic_write, reason_of_file
 from agentlightning.net.outgoing import RedirectError, http_session, reason_of
 from agentlightning.reading import parsed_json, read_text
 
@@ -95,7 +95,7 @@ class TaskRegistry:
         try:
             return read_text(Path(self.path).expanduser(), _LARGEST)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"The registry {self.path} cannot be read: {error}.") from None
+            raise ConfigError(f"The registry {self.path} cannot be read: {reason_of_file(error)}.") from None
 
 
 def task_folders(place: str, registry: TaskRegistry) -> list[Path]:

@@ -155,7 +155,7 @@ def _nowhere(verb: str, path: str) -> Response:
         refusal = problem(405, f"{path} takes {' and '.join(allowed)}, not {verb}.")
         refusal.headers["allow"] = ", ".join(allowed)
         return refusal
-    return problem(404, f"There is nothing at {path}; /docs lists what there is.")
+    return problem(404, f"{wire.NOTHING_AT} {path}; /docs lists what there is.")
 
 
 async def while_connected(request: Request, waiting: Awaitable[T]) -> T:

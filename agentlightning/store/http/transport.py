@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -29,7 +30,7 @@ from agentlightning.errors import (
 from agentlightning.keys import not_empty
 from agentlightning.net.local_keys import find_key
 from agentlightning.net.outgoing import RedirectError, http_session, reason_of
-from agentlightning.store.http.wire import JSON, MAX_WAIT_SECONDS
+from agentlightning.store.http.wire import JSON, MAX_WAIT_SECONDS, NOTHING_AT
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +107,17 @@ class Http:
             answer = await response.read()
             if response.status < 300:
                 return answer
-        raise error_of(response.status, _detail(answer))
+        raise error_of(response.status, self._another_server(response.status, answer) or _detail(answer))
+
+    def _another_server(self, status: int, body: bytes) -> str | None:
+        """What is said where the address is a server's that is no store, or has more behind it than the store's."""
+        given = urlsplit(self.url)
+        if status == 404 and given.path and _detail(body).startswith(NOTHING_AT):
+            host = f"{given.scheme}://{given.netloc}"
+            return f"The store's address is given without a path: {host}, and not {self.url}."
+        if status in (404, 405) and not _is_problem(body):
+            return f"The server at {self.url} is no store: it answers {status}. Give the address that agl store prints."
+        return None
 
     def _session(self, pool: str) -> aiohttp.ClientSession:
         if self._closed:
@@ -159,6 +170,13 @@ async def long_poll(
 def error_of(status: int, detail: str) -> StoreError:
     """The error that the server raised."""
     return _ERRORS.get(status, StoreError)(detail or f"The store's server answered {status}.")
+
+
+def _is_problem(body: bytes) -> bool:
+    try:
+        return "detail" in msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return False
 
 
 def _detail(body: bytes) -> str:

@@ -23,6 +23,8 @@ METRICS_PATH = "/metrics"
 JSON, MSGPACK, PROTOBUF = "application/json", "application/vnd.msgpack", "application/x-protobuf"
 MAX_WAIT_SECONDS = 30.0
 """The longest long poll of one request; the client repeats it."""
+NOTHING_AT = "There is nothing at"
+"""How a server begins that has no such path."""
 
 
 class Problem(BaseModel):
