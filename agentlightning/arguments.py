@@ -253,8 +253,8 @@ def check_kinds(what: str, given: Mapping[str, Any], hints: Mapping[str, Any]) -
             continue
         named = " or ".join(dict.fromkeys(_called(kind) for kind in kinds if kind is not NoneType))
         unset = " (or None)" if NoneType in kinds else ""
-        said = f"{name} of {what} is {reprlib.repr(value)}; it must be {named}{unset}."
-        raise KindError(said + (as_number(value) if {int, float} & {*kinds} else ""))
+        sentence = f"{name} of {what} is {reprlib.repr(value)}; it must be {named}{unset}."
+        raise KindError(sentence + (as_number(value) if {int, float} & {*kinds} else ""))
 
 
 def _kinds(hint: Any) -> Sequence[Any]:
@@ -341,8 +341,8 @@ def refuse_unknown(
     for name in given:
         if name not in known:
             meant = None if name in others else nearest(str(name), known)
-            said = others.get(name) if isinstance(others, Mapping) else None
-            hint = f"Did you mean {meant}?" if meant else said or otherwise or listed(what, known)
+            sentence = others.get(name) if isinstance(others, Mapping) else None
+            hint = f"Did you mean {meant}?" if meant else sentence or otherwise or listed(what, known)
             raise ConfigError(f"{what} has no {noun} '{name}'. {hint}")
 
 
@@ -448,8 +448,8 @@ _VALIDATORS_WORDS = (
 """What pydantic says of a value, and how it is said here."""
 
 
-def of_validator(said: str) -> str:
+def of_validator(sentence: str) -> str:
     """What pydantic says of a value, in the words that all other values are refused in."""
     for theirs, ours in _VALIDATORS_WORDS:
-        said = re.sub(theirs, ours, said, flags=re.IGNORECASE)
-    return said[:1].lower() + said[1:]
+        sentence = re.sub(theirs, ours, sentence, flags=re.IGNORECASE)
+    return sentence[:1].lower() + sentence[1:]

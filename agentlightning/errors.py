@@ -210,11 +210,11 @@ def kind_of(message: str) -> str:
     return _DIFFERS.sub("…", message)
 
 
-def said_by_ray(error: BaseException) -> str:
+def message_of_ray(error: BaseException) -> str:
     """What Ray says of the end of a process, without the names it gives things and its guesses."""
     lines = [line.strip() for line in str(error).splitlines()]
-    said = " ".join(line for line in lines if line and not re.match(r"\w+: ", line))
-    return said.partition(" Some common causes")[0] or type(error).__name__
+    words = " ".join(line for line in lines if line and not re.match(r"\w+: ", line))
+    return words.partition(" Some common causes")[0] or type(error).__name__
 
 
 # ---- how an error is shown -----------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ def _add(steps: list[Step], message: Message, *, copied: bool) -> None:
         result = {"source_call_id": which} if which in called else {}
         steps[-1].setdefault("observation", {"results": []})["results"].append({**result, "content": content})
     elif message["role"] == "assistant":  # one that no call of this attempt sampled, or that was rewritten
-        steps.append({"source": "agent", **_said(message), "is_copied_context": True})
+        steps.append({"source": "agent", **_step_of(message), "is_copied_context": True})
     else:
         steps.append({"source": _SOURCES.get(message["role"], "user"), "message": content, **mark})
 
@@ -125,7 +125,7 @@ def _add(steps: list[Step], message: Message, *, copied: bool) -> None:
 def _answer(conversation: Conversation, call: Call | None) -> Step:
     assert conversation.answer is not None
     began = conversation.span.start_time
-    step: Step = {"source": "agent", **_said(conversation.answer), "llm_call_count": 1}
+    step: Step = {"source": "agent", **_step_of(conversation.answer), "llm_call_count": 1}
     if began:
         step["timestamp"] = datetime.fromtimestamp(began, UTC).isoformat()
     if call is None:
@@ -147,13 +147,13 @@ def _answer(conversation: Conversation, call: Call | None) -> Step:
     }
 
 
-def _said(message: Message) -> Step:
+def _step_of(message: Message) -> Step:
     """What an assistant's message says and calls."""
-    said: Step = {"message": _content(message.get("content"))}
+    body: Step = {"message": _content(message.get("content"))}
     if message.get("reasoning_content"):
-        said["reasoning_content"] = message["reasoning_content"]
+        body["reasoning_content"] = message["reasoning_content"]
     calls = [_tool_call(call, number) for number, call in enumerate(message.get("tool_calls") or ())]
-    return said | ({"tool_calls": calls} if calls else {})
+    return body | ({"tool_calls": calls} if calls else {})
 
 
 def _tool_call(call: Mapping[str, Any], number: int) -> dict[str, Any]:

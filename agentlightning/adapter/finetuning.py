@@ -67,8 +67,8 @@ def _together(example: Example) -> list[Example]:
 def _mistral(example: Example) -> list[Example]:
     messages = [_nine_letters(_as_system(m)) for m in example["messages"]]
     system = "\n\n".join(m["content"] for m in messages if m["role"] == "system")
-    said = [m if not m.get("tool_calls") else {k: v for k, v in m.items() if k != "content"} for m in messages]
-    rest = [m for m in said if m["role"] != "system"]
+    kept = [m if not m.get("tool_calls") else {k: v for k, v in m.items() if k != "content"} for m in messages]
+    rest = [m for m in kept if m["role"] != "system"]
     whole = [{"role": "system", "content": system}, *rest] if system else rest
     if "tools" not in example:
         return [{"messages": whole}]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from agentlightning.adapter.continued import SaidPlaces, SaidTree
+from agentlightning.adapter.continued import MessagePlaces, MessageTree
 from agentlightning.adapter.conversations import message_of_parts
 from agentlightning.adapter.numbered import below_numbers, numbered_messages, numbered_tools, read_json
 from agentlightning.adapter.scores import (
@@ -93,21 +93,21 @@ class Imported:
     def _ends(self, trace: str, calls: Sequence[ImportedCall]) -> Iterator[Example]:
         """A conversation for each call of a trace that no other one goes on from. Clocks have no say in it: they step
         back. Two instruments may record the same call."""
-        tree = SaidTree()
-        firsts: dict[int, tuple[ImportedCall, SaidPlaces]] = {}
+        tree = MessageTree()
+        firsts: dict[int, tuple[ImportedCall, MessagePlaces]] = {}
         idents: dict[int, set[str]] = {}
         for call in calls:
-            said = tree.add(map(_compared, call.messages), _compared(call.answer))
-            firsts.setdefault(said.end, (call, said))
-            idents.setdefault(said.end, set()).add(call.ident)
-        continued = {place for _, said in firsts.values() for place in said.prompt}
+            places = tree.add(map(_compared, call.messages), _compared(call.answer))
+            firsts.setdefault(places.end, (call, places))
+            idents.setdefault(places.end, set()).add(call.ident)
+        continued = {place for _, places in firsts.values() for place in places.prompt}
         scored = self._scored(trace, calls)
-        for call, said in firsts.values():
-            if said.end in continued:
+        for call, places in firsts.values():
+            if places.end in continued:
                 continue
             example = _example([*call.messages, call.answer], call.tools)
             if scored:
-                parts = set().union(*(idents.get(place, ()) for place in (*said.prompt, said.end)))
+                parts = set().union(*(idents.get(place, ()) for place in (*places.prompt, places.end)))
                 example |= score_fields([score for score, of in scored if not of.isdisjoint(parts)])
             yield example
 
@@ -176,8 +176,8 @@ def _nanoseconds(moment: Any) -> int:
 def _compared(message: Message) -> str:
     """A message as it is compared: an absent content is an empty one, and what only answers have does not count."""
     calls = [(c.get("id"), c.get("function", {}).get("name")) for c in message.get("tool_calls") or ()]
-    said = message["role"], message.get("content") or "", calls, message.get("tool_call_id")
-    return json.dumps(said, sort_keys=True)
+    places = message["role"], message.get("content") or "", calls, message.get("tool_call_id")
+    return json.dumps(places, sort_keys=True)
 
 
 def _example(messages: Sequence[Message], tools: Sequence[Any]) -> Example:
@@ -358,7 +358,7 @@ def _by_values(attributes: Mapping[str, Any], _: Events) -> Read:
     names = (("langfuse.observation.input", "langfuse.observation.output"), ("input.value", "output.value"))
     for given, answered in names:
         if attributes.get(answered) is not None:
-            return _said(attributes.get(given))[0], _answered(attributes[answered])
+            return _conversation_in(attributes.get(given))[0], _answered(attributes[answered])
     return [], None
 
 
@@ -380,7 +380,7 @@ def _openinference(attributes: Mapping[str, Any], prefix: str) -> list[Message]:
 
 def _tools(attributes: Mapping[str, Any]) -> list[Any]:
     """Those that Langfuse or OpenInference write."""
-    written = _said(attributes.get("langfuse.observation.input"))[1]
+    written = _conversation_in(attributes.get("langfuse.observation.input"))[1]
     tools = written or [_json(b.get("json_schema"), {}) for b in below_numbers(attributes, "llm.tools", "tool.")]
     return [tool for tool in tools if tool]
 
@@ -399,7 +399,7 @@ def _langfuse(observation: Mapping[str, Any], found: Imported) -> None:
     if answer is None or observation.get("input") is None:
         found.silent += 1
         return
-    messages, tools = _said(observation["input"])
+    messages, tools = _conversation_in(observation["input"])
     began = _nanoseconds(observation.get("startTime"))
     found.calls.append(ImportedCall(trace, began, messages, answer, tools, ident))
 
@@ -414,11 +414,11 @@ def _langfuse_score(score: Mapping[str, Any], found: Imported) -> None:
     found.add_scores([langfuse_score(score)])
 
 
-def _said(value: Any) -> tuple[list[Message], Sequence[Any]]:
+def _conversation_in(value: Any) -> tuple[list[Message], Sequence[Any]]:
     """The messages and tools of an input: a list of messages, an object with them, one message, or text."""
     value = _json(value, value)
     if isinstance(value, dict) and isinstance(value.get("messages"), list):
-        return _said(value["messages"])[0], value.get("tools") or ()
+        return _conversation_in(value["messages"])[0], value.get("tools") or ()
     if isinstance(value, list) and all(isinstance(m, dict) and _is_role(m.get("role")) for m in value):
         return [_chat(message) for message in value], ()
     if isinstance(value, dict) and _is_role(value.get("role")):

@@ -113,8 +113,8 @@ def with_calls(messages: Sequence[Message], answers: Iterable[tuple[Sequence[Mes
 def _begins(messages: Sequence[Message], prompt: Sequence[Message]) -> bool:
     """Whether a prompt goes on from an earlier one, as far as roles and texts tell."""
     pairs = zip(messages, prompt, strict=False)
-    said = all(m["role"] == p["role"] and (m["content"] or "") == (p["content"] or "") for m, p in pairs)
-    return len(messages) > len(prompt) and said
+    is_same = all(m["role"] == p["role"] and (m["content"] or "") == (p["content"] or "") for m, p in pairs)
+    return len(messages) > len(prompt) and is_same
 
 
 def read_json(text: Any, default: Any) -> Any:

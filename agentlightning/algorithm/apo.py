@@ -161,8 +161,8 @@ class APO(PromptSettings):
         questions = [
             critique_prompt(_turn(self._critiques, j), j.name, j.text, j.trials, self.reward_range) for j in jobs
         ]
-        said = await run.ask(self.gradient_model, questions, self.diversity_temperature)
-        answered = [(j, a.text) for j, a in zip(jobs, said, strict=True) if isinstance(a, CriticAnswer)]
+        critiques = await run.ask(self.gradient_model, questions, self.diversity_temperature)
+        answered = [(j, a.text) for j, a in zip(jobs, critiques, strict=True) if isinstance(a, CriticAnswer)]
         kept = {j.name: sorted(placeholders(run.templates[j.name], j.text)) for j in jobs}
         edits = [edit_prompt(_turn(self._edits, j), j.name, j.text, text, kept[j.name]) for j, text in answered]
         written = await run.ask(self.apply_edit_model, edits, self.diversity_temperature) if edits else []

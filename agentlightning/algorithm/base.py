@@ -43,9 +43,9 @@ class PolicySpec:
 
 
 def with_trained_agents(
-    spec: PolicySpec, pattern: str | None, said: str = "The agent says trained_agents"
+    spec: PolicySpec, pattern: str | None, claim: str = "The agent says trained_agents"
 ) -> PolicySpec:
-    """The policy trained on the agents that a pattern names, as `said`; None: as it is.
+    """The policy trained on the agents that a pattern names, as `claim`; None: as it is.
 
     Raises ConfigError where the settings name others.
     """
@@ -53,7 +53,7 @@ def with_trained_agents(
         return spec
     if spec.calls.train_agents not in (None, pattern):
         raise ConfigError(
-            f"{said}={pattern!r}, the algorithm or the agent says train_agents={spec.calls.train_agents!r}. "
+            f"{claim}={pattern!r}, the algorithm or the agent says train_agents={spec.calls.train_agents!r}. "
             "Give only one of them."
         )
     return replace(spec, calls=replace(spec.calls, train_agents=pattern))

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentlightning.algorithm.base import OF_THE_TRAINER, Algorithm, PolicySpec
 from agentlightning.algorithm.episode import Episode, collect, mean_reward
-from agentlightning.algorithm.rollout_verdicts import unheard
+from agentlightning.algorithm.rollout_verdicts import never_called
 from agentlightning.algorithm.sampling.rollouts import Stopped, enqueue, finished_groups
 from agentlightning.arguments import GivenByName
 from agentlightning.backend import BackendFactory, ModelSpec
@@ -106,10 +106,10 @@ class Baseline(GivenByName, Algorithm):
         for (outcome, _), same in itertools.islice(failed.items(), SHOWN_FAILURES):
             error, first = same[0]
             reporter.warn(f"{len(same)} × {outcome}, first on {first.rollout.input!r:.200}\n{error}")
-        heard = any(e.calls for e in self.episodes) or self.context.refused_requests
-        ended = heard or any(e.outcome is not Outcome.AGENT_ERROR for e in self.episodes)
+        was_called = any(e.calls for e in self.episodes) or self.context.refused_requests
+        ended = was_called or any(e.outcome is not Outcome.AGENT_ERROR for e in self.episodes)
         if self.policy is not None and ended and not any(e.calls for e in self.episodes):
-            reporter.warn(str(unheard(self.episodes, self.context.refused_requests)))
+            reporter.warn(str(never_called(self.episodes, self.context.refused_requests)))
 
 
 def summary(episodes: Sequence[Episode], *, counts: bool = True) -> str:

@@ -476,8 +476,8 @@ def _check(name: str, value: Any, setting: Setting) -> None:
     if whole and number != int(number if math.isfinite(number) else 0):
         raise ConfigError(f"{name} is {value!r}; it must be a whole number{unset}.{meant}")
     if not math.isfinite(number) or not all(_within(number, bound) for bound in setting.bounds):
-        said = " and ".join(_words(one, whole=whole) for one in sorted(setting.bounds, key=lambda b: isinstance(b, Le)))
-        raise ConfigError(f"{name} is {value!r}; it must be a number {said}{unset}.{meant}")
+        text = " and ".join(_words(one, whole=whole) for one in sorted(setting.bounds, key=lambda b: isinstance(b, Le)))
+        raise ConfigError(f"{name} is {value!r}; it must be a number {text}{unset}.{meant}")
 
 
 def _within(number: float, bound: Ge | Gt | Le) -> bool:

@@ -64,7 +64,7 @@ _REFUSED_BY_ITS_WORDS = (
 )
 
 
-def unheard(episodes: Sequence[Episode], refused_requests: Mapping[str, int]) -> Finding:
+def never_called(episodes: Sequence[Episode], refused_requests: Mapping[str, int]) -> Finding:
     """Why no call of these rollouts was answered: none arrived, or why those that did were refused.
 
     refused_requests: requests to the gateway that belonged to no attempt, by why they were refused.

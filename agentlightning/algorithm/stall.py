@@ -141,10 +141,10 @@ async def _look_at(context: TrainingContext, rollout: Rollout) -> Stuck:
     )
     span = page[0] if len(page) else None
     waits = context.open_calls(rollout.rollout_id, attempt.attempt_id) > 0
-    heard = attempt.start_time if span is None else span.end_time or span.start_time or attempt.start_time
+    last_sign = attempt.start_time if span is None else span.end_time or span.start_time or attempt.start_time
     last = "it was claimed" if span is None else f"{span.name} {span.attributes.get(CALL_ID, '')}".strip()
     host = attempt.worker_id or "a runner without a name"
-    return Stuck(rollout.rollout_id, phase_of(span, waits_for_model=waits), time.time() - heard, last, host, task)
+    return Stuck(rollout.rollout_id, phase_of(span, waits_for_model=waits), time.time() - last_sign, last, host, task)
 
 
 def phase_of(last: Span | None, *, waits_for_model: bool) -> Phase:

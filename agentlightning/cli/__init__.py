@@ -40,8 +40,8 @@ def main() -> None:
             raise
         Console(stderr=True, highlight=False, soft_wrap=True).print(in_words(error), style="red", markup=False)
         if _wants_json(sys.argv[1:]):
-            said = {"code": error.code, "message": message_of(error)}
-            sys.stdout.write(json.dumps({"error": said}) + "\n")
+            shown = {"code": error.code, "message": message_of(error)}
+            sys.stdout.write(json.dumps({"error": shown}) + "\n")
         sys.exit(1)
     except Exception as error:  # a bug, in words that may be others'; or something about the user's files
         sys.stderr.write(safe(_of_files(error) or traceback.format_exc()))

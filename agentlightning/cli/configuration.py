@@ -234,8 +234,8 @@ def _parse(file: Path) -> Any:
     except yaml.YAMLError as error:
         tab = ". Indent with blanks: YAML takes no tabs" if r"'\t'" in str(error) else ""
         nested = ". Settings stand below each other, each at the left" if "mapping values" in str(error) else ""
-        said = str(error).replace('in "<unicode string>", ', "")
-        raise ValueError(f"{said}{tab or nested}") from error
+        words = str(error).replace('in "<unicode string>", ', "")
+        raise ValueError(f"{words}{tab or nested}") from error
 
 
 def _algorithm(name: str) -> type[GRPO]:

@@ -59,7 +59,7 @@ async def _examine(agent: LitAgent[Any], tasks: list[Any], options: DoctorOption
     stop = asyncio.Event()
     late = asyncio.get_running_loop().call_later(options.seconds, stop.set)
     try:
-        with _heard(blocking.logger) as blocked:
+        with _warnings_of(blocking.logger) as blocked:
             await trainer.fit_async(agent, tasks, stop=stop)
     finally:
         late.cancel()
@@ -118,19 +118,19 @@ def _trainer(options: DoctorOptions, folder: Path) -> tuple[Trainer, str | None]
 
 
 @contextmanager
-def _heard(logger: logging.Logger) -> Iterator[list[str]]:
+def _warnings_of(logger: logging.Logger) -> Iterator[list[str]]:
     """What a logger warns of meanwhile, which is then not printed."""
-    heard: list[str] = []
+    warnings: list[str] = []
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            heard.append(record.getMessage())
+            warnings.append(record.getMessage())
 
     listener, before = Listener(), logger.propagate
     logger.addHandler(listener)
     logger.propagate = False
     try:
-        yield heard
+        yield warnings
     finally:
         logger.removeHandler(listener)
         logger.propagate = before

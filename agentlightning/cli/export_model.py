@@ -34,11 +34,11 @@ def export_model(form: ExportOptions) -> None:
         _token()  # before anything is computed
     with _weights(form.source, form.policy) as weights, _folder(form.to) as to:
         _write(weights, to, form)
-        said = terminal()
+        screen = terminal()
         if form.to is not None:
-            said.print(f"{to}: {', '.join(sorted(p.name for p in to.iterdir()))}", soft_wrap=True, markup=False)
+            screen.print(f"{to}: {', '.join(sorted(p.name for p in to.iterdir()))}", soft_wrap=True, markup=False)
         if form.push is not None:
-            said.print(f"pushed to {_push(to, form.push, private=not form.public)}", soft_wrap=True, markup=False)
+            screen.print(f"pushed to {_push(to, form.push, private=not form.public)}", soft_wrap=True, markup=False)
 
 
 @contextmanager

@@ -52,7 +52,7 @@ def _installed(agent: KnownAgent) -> str | None:
     if program is None:
         return None
     try:
-        said = subprocess.run(
+        printed = subprocess.run(
             [program, "--version"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -62,7 +62,7 @@ def _installed(agent: KnownAgent) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return "yes"
-    return (_first_version(said.stdout.splitlines()) if said.returncode == 0 else None) or "yes"
+    return (_first_version(printed.stdout.splitlines()) if printed.returncode == 0 else None) or "yes"
 
 
 def _first_version(lines: Iterable[str]) -> str | None:

@@ -164,11 +164,11 @@ def _rollout(why: str, record: Mapping[str, Any]) -> str:
 
 def _conversation(calls: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The messages of a rollout, each once: those of the last call, or where it is another conversation, of each."""
-    said: list[Mapping[str, Any]] = []
+    transcript: list[Mapping[str, Any]] = []
     for call in calls:
         messages = [*call["messages"], *([call["answer"]] if call["answer"] else [])]
-        said = messages if messages[: len(said)] == said else [*said, *messages]
-    return said
+        transcript = messages if messages[: len(transcript)] == transcript else [*transcript, *messages]
+    return transcript
 
 
 def _message(message: Mapping[str, Any]) -> str:

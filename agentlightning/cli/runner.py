@@ -46,7 +46,7 @@ async def _serve(agent: LitAgent[Any], address: Address, options: RunnerOptions)
     stop = asyncio.Event()
     with stop_on_interrupt(
         stop, lambda _: console.print("Finishing what runs (Ctrl-C again to stop at once)")
-    ) as heard:
+    ) as received:
         console.print(f"Running rollouts of [bold]{address.url}[/bold], {options.concurrency} at once (Ctrl-C stops)")
         if agent.group_reward is not None:
             console.print(
@@ -61,4 +61,4 @@ async def _serve(agent: LitAgent[Any], address: Address, options: RunnerOptions)
             give_up_seconds=options.give_up_after,
         )
     console.print("Stopped.")
-    return signal.SIGINT in heard
+    return signal.SIGINT in received

@@ -55,7 +55,7 @@ class Listed:
     val_best_high: float | None = None
     validations: int = 0
     seconds_per_step: float | None = None
-    last_heard: float
+    last_active: float
     """When its files were last written, in seconds since the epoch."""
 
 
@@ -63,7 +63,7 @@ def list_runs(options: RunsOptions) -> None:
     """Print the runs in a folder and below it, the latest first. Raises ConfigError for none."""
     folder = options.folder
     files = [*folder.glob(RUN_FILE), *folder.glob(f"*/{RUN_FILE}"), *folder.glob(f"*/*/{RUN_FILE}")]
-    found = sorted((_listed_anyway(file.parent) for file in files), key=lambda run: -run.last_heard)
+    found = sorted((_listed_anyway(file.parent) for file in files), key=lambda run: -run.last_active)
     if not found:
         raise ConfigError(
             f"There is no run in '{folder}'. Runs are folders with a {RUN_FILE}; `agl train` makes one."
@@ -85,7 +85,7 @@ def _cells(run: Listed) -> dict[str, Text]:
         "steps": Text(steps),
         "reward": Text(rise),
         "val": Text("" if run.val_last is None else f"{run.val_last:.3f}"),
-        "when": Text("now" if run.going_on else _ago(run.last_heard), "dim"),
+        "when": Text("now" if run.going_on else _ago(run.last_active), "dim"),
         "best": Text(_best(run)),
         "algorithm": Text(one_line(run.algorithm, 24)),
         "agent": Text(one_line(run.agent, 24)),
@@ -114,11 +114,11 @@ def _listed_anyway(folder: Path) -> Listed:
             going_on=False,
             status="damaged",
             why=str(error),
-            last_heard=_heard(folder),
+            last_active=_last_active(folder),
         )
 
 
-def _heard(folder: Path) -> float:
+def _last_active(folder: Path) -> float:
     files = [folder / name for name in (RUN_FILE, METRICS_FILE) if (folder / name).is_file()]
     return max((file.stat().st_mtime for file in files), default=folder.stat().st_mtime)
 
@@ -148,7 +148,7 @@ def _listed(folder: Path) -> Listed:
         val_best_high=high,
         validations=len(validated),
         seconds_per_step=_seconds_per_step(learned),
-        last_heard=_heard(folder),
+        last_active=_last_active(folder),
     )
 
 

@@ -67,16 +67,16 @@ async def _there_are(opened: OpenedRun, wanted: ShowOptions) -> str:
     names = [str(group) for r in last if (group := (r.metadata or {}).get("group")) is not None]
     if wanted.group is not None and names and wanted.group not in names:
         return f" A group is named by its step and its number there; the last one is {names[0]}."
-    said = [f"The last {len(last)}"]
+    phrases = [f"The last {len(last)}"]
     steps = [int(r.metadata["step"]) for r in last if (r.metadata or {}).get("step") is not None]
     rewards = [e.reward for e in episodes if e.reward is not None]
-    said += [f"are of steps {min(steps)} to {max(steps)}"] if steps else []
-    said += [f"earned {min(rewards):g} to {max(rewards):g}"] if rewards else []
+    phrases += [f"are of steps {min(steps)} to {max(steps)}"] if steps else []
+    phrases += [f"earned {min(rewards):g} to {max(rewards):g}"] if rewards else []
     ended = Counter(
         e.attempt.outcome.value for e in episodes if e.attempt is not None and e.attempt.outcome is not None
     )
-    said += [f"ended {', '.join(f'{name} ({count})' for name, count in ended.items())}"] if ended else []
-    return f" {said[0]} {'; '.join(said[1:])}." if said[1:] else ""
+    phrases += [f"ended {', '.join(f'{name} ({count})' for name, count in ended.items())}"] if ended else []
+    return f" {phrases[0]} {'; '.join(phrases[1:])}." if phrases[1:] else ""
 
 
 _LOOKED_AT = 1000
@@ -189,8 +189,8 @@ def edited_messages(calls: Sequence[Call]) -> list[dict[str, Any]]:
 def _panel(episode: Episode, spans: Sequence[Span], wanted: ShowOptions, width: int, advantage: float | None) -> Panel:
     rollout = episode.rollout
     task = json.dumps(rollout.input, ensure_ascii=False, default=repr)
-    said = log(spans) if wanted.log else transcript(spans, full=wanted.full)
-    parts = [Text(f"task  {safe(task)}", style="dim"), said]
+    phrases = log(spans) if wanted.log else transcript(spans, full=wanted.full)
+    parts = [Text(f"task  {safe(task)}", style="dim"), phrases]
     if episode.attempt is not None and episode.attempt.error:
         parts.append(Text(safe(episode.attempt.error), style="red"))
     for alias, own in spent_of(spans).items():

@@ -126,11 +126,11 @@ def _refused_value(error: Any, options: Sequence[str]) -> str | None:
     reasons = getattr(error.__cause__, "errors", None)
     if type(error).__name__ != "BadParameter" or reasons is None:
         return None
-    said, given = of_validator(reasons()[0]["msg"]), reasons()[0]["input"]
-    if not said.startswith("it must be"):
-        return f"{said} --{given} is an option of its own." if f"--{given}" in options else said
-    decimal = "" if "whole" in said else as_number(given)
-    return f"it is {given!r}; {said}.{decimal} {getattr(error.param, 'help', None) or ''}".rstrip()
+    reason, given = of_validator(reasons()[0]["msg"]), reasons()[0]["input"]
+    if not reason.startswith("it must be"):
+        return f"{reason} --{given} is an option of its own." if f"--{given}" in options else reason
+    decimal = "" if "whole" in reason else as_number(given)
+    return f"it is {given!r}; {reason}.{decimal} {getattr(error.param, 'help', None) or ''}".rstrip()
 
 
 def _with_one_dash(name: str, typed: Sequence[str], options: list[str]) -> list[str]:

@@ -25,7 +25,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import FINISHED_ROLLOUT, AttemptedRollout, Rollout, RolloutStatus, Run, RunStatus
 
-OPEN_SHOWN, SAID_SHOWN = 8, 4
+OPEN_SHOWN, REPORTS_SHOWN = 8, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class RunStanding:
     open: Sequence[tuple[Rollout, str]]
     """The oldest rollouts under way, each with what was last heard of it."""
     open_total: int
-    said: Sequence[str]
+    reports: Sequence[str]
     """Its last warnings and verdicts."""
     over: bool
     """Nothing more comes of it: it ended, or its process is not there any more."""
@@ -74,18 +74,18 @@ async def _look(opened: OpenedRun) -> RunStanding:
     runs = None if run is None else [run.run_id]
     waiting = [status for status in RolloutStatus if status not in FINISHED_ROLLOUT]
     page = await store.query_rollouts(run_id_in=runs, status_in=waiting, sort_by="start_time", limit=OPEN_SHOWN)
-    said = [] if run is None else (await store.query_run_events(run.run_id, kind_in=["warning", "verdict"])).items
+    reports = [] if run is None else (await store.query_run_events(run.run_id, kind_in=["warning", "verdict"])).items
     return RunStanding(
         run,
         await opened.steps(),
-        [(rollout, await _last_heard(store, rollout)) for rollout in page],
+        [(rollout, await _last_active_of(store, rollout)) for rollout in page],
         page.total,
-        [str(event.data.get("text", "")) for event in said[-SAID_SHOWN:]],
+        [str(event.data.get("text", "")) for event in reports[-REPORTS_SHOWN:]],
         run is None or standing_of(run, alive=is_alive(opened.folder)).word != RunStatus.RUNNING,
     )
 
 
-async def _last_heard(store: LightningStore, rollout: Rollout) -> str:
+async def _last_active_of(store: LightningStore, rollout: Rollout) -> str:
     if not isinstance(rollout, AttemptedRollout) or rollout.status in ("queuing", "requeuing"):
         return "waiting for a runner"
     page = await store.query_spans(rollout.rollout_id, "latest", sort_by="sequence_id", sort_order="desc", limit=1)
@@ -112,7 +112,7 @@ def _record(now: RunStanding, standing: Standing) -> dict[str, Any]:
             {"rollout_id": r.rollout_id, "seconds": time.time() - r.start_time, "last_heard": last, "task": r.input}
             for r, last in now.open
         ],
-        "said": list(now.said),
+        "said": list(now.reports),
     }
 
 
@@ -123,7 +123,7 @@ def _frame(opened: OpenedRun, now: RunStanding) -> RenderableType:
         _head(opened, now.run, now.steps),
         plot(curves, min(terminal().width, 100)),
         *([Text(), _open(now)] if now.open_total else []),
-        *[Text(f"! {one_line(text, 300)}", style="yellow") for text in now.said],
+        *[Text(f"! {one_line(text, 300)}", style="yellow") for text in now.reports],
     ]
     return Group(*parts)
 

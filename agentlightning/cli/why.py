@@ -98,8 +98,8 @@ def shown(found: Diagnosis) -> RenderableType:
     """A diagnosis for people: the verdict, the findings with their fixes, the numbers."""
     problem = any(f.severity is Severity.PROBLEM for f in found.findings)
     style = "bold red" if problem else "bold green" if found.healthy else "bold yellow"
-    said, _, first = safe(found.verdict).partition(" First thing to try: ")
-    parts: list[RenderableType] = [Text(said, style=style)]
+    sentence, _, first = safe(found.verdict).partition(" First thing to try: ")
+    parts: list[RenderableType] = [Text(sentence, style=style)]
     if first:
         parts.append(Text(f"First thing to try: {first}", style="cyan"))
     parts.append(Text())

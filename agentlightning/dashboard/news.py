@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from agentlightning.dashboard.plain import as_json
-from agentlightning.dashboard.runs import SAID
+from agentlightning.dashboard.runs import REPORTED
 from agentlightning.errors import StoreError
 from agentlightning.store.sql import SqlLightningStore
 
@@ -100,7 +100,9 @@ class News:
         for run in found:
             last = None
             if run.status == "running":
-                last = await self._store.query_run_events(run.run_id, kind_in=list(SAID), sort_order="desc", limit=1)
+                last = await self._store.query_run_events(
+                    run.run_id, kind_in=list(REPORTED), sort_order="desc", limit=1
+                )
             runs[run.run_id] = {
                 "status": run.status,
                 "step": run.state.get("step"),

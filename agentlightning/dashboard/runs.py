@@ -22,7 +22,7 @@ MOST_RUNS = 500
 MOST_EVENTS = 1000
 SPARK_POINTS = 60
 """Of the small curve in the list."""
-SAID: Sequence[RunEventKind] = ("note", "warning", "verdict", "event")
+REPORTED: Sequence[RunEventKind] = ("note", "warning", "verdict", "event")
 """What is no step."""
 
 
@@ -114,7 +114,7 @@ async def diagnosis(store: SqlLightningStore, request: Request) -> Any:
 async def events(store: SqlLightningStore, request: Request) -> Any:
     """What the run said, the latest first; findings are events that have a severity."""
     found = await store.query_run_events(
-        request.path_params["run_id"], kind_in=list(SAID), sort_order="desc", limit=MOST_EVENTS
+        request.path_params["run_id"], kind_in=list(REPORTED), sort_order="desc", limit=MOST_EVENTS
     )
     rows = [{"kind": e.kind, "time": e.time, "step": e.step, "data": shown(e.data)} for e in found]
     return {"events": [row for row in rows if row["data"].get("text") != ""]}

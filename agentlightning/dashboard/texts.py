@@ -74,6 +74,6 @@ def branches(rollout: Rollout, calls: Sequence[Call], texts: Texts | None) -> di
         c.info.call_id: msgspec.to_builtins(c.info.divergence) for c in calls if c.info.divergence is not None
     }
     for one in find_breaks([Episode(rollout, None, None, calls)], None if texts is None else texts.whole):
-        said = {name: getattr(one, name) for name in ("position", "tokens_lost", "cause", "before", "was", "now")}
-        divergences[one.call_id] = {**said, "advice": one.advice}
+        fields = {name: getattr(one, name) for name in ("position", "tokens_lost", "cause", "before", "was", "now")}
+        divergences[one.call_id] = {**fields, "advice": one.advice}
     return divergences

@@ -16,8 +16,8 @@ from agentlightning.algorithm.rollout_verdicts import (
     asks_for_nothing,
     first_line,
     most_fail,
+    never_called,
     nothing_trained,
-    unheard,
     unmatched_agents,
 )
 from agentlightning.doctor.evidence import Evidence
@@ -91,10 +91,10 @@ def _calls(evidence: Evidence) -> Iterator[Finding]:
     """Did the agent ask the model, and were its calls recorded with their tokens?"""
     if evidence.provider:
         return
-    heard = [e for e in evidence.episodes if e.good or e.refused or _called_other_endpoint(e)]
-    calls = [c for e in heard for c in e.calls]
-    if heard and not calls:
-        endpoint = _other_endpoint(evidence, heard)
+    reached = [e for e in evidence.episodes if e.good or e.refused or _called_other_endpoint(e)]
+    calls = [c for e in reached for c in e.calls]
+    if reached and not calls:
+        endpoint = _other_endpoint(evidence, reached)
         if endpoint:
             where, client, episodes = endpoint
             yield problem(
@@ -108,17 +108,17 @@ def _calls(evidence: Evidence) -> Iterator[Finding]:
                 rollouts=ids(episodes),
             )
         else:
-            found = unheard(heard, evidence.refused_requests)
-            error = next((first_line(e) for e in heard if _called_other_endpoint(e)), "")
-            said = f"{found.words} It said: {error}" if error and found.code == "never_called" else found.words
-            yield replace(found, words=said)
+            found = never_called(reached, evidence.refused_requests)
+            error = next((first_line(e) for e in reached if _called_other_endpoint(e)), "")
+            sentence = f"{found.words} It said: {error}" if error and found.code == "never_called" else found.words
+            yield replace(found, words=sentence)
         return
-    yield from _answers_kept(heard)
+    yield from _answers_kept(reached)
     trained = [c for c in calls if c.info.trained]
     empty = [c for c in trained if not len(c.response_ids) and c.info.error is None]
     if calls and not trained:
         chosen_by = {name: evidence.settings[name] for name in SELECTING if evidence.settings.get(name)}
-        yield nothing_trained(heard, chosen_by)
+        yield nothing_trained(reached, chosen_by)
     elif empty and (nothing := asks_for_nothing(empty)) and len(empty) >= MOST * len(trained):
         yield nothing
     elif trained and len(empty) >= MOST * len(trained):
@@ -130,9 +130,9 @@ def _calls(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _answers_kept(heard: Sequence[Episode]) -> Iterator[Finding]:
+def _answers_kept(reached: Sequence[Episode]) -> Iterator[Finding]:
     """Rollouts that were rewarded without any call, where others of the same agent called the model."""
-    rated = [e for e in heard if e.good and e.reward is not None]
+    rated = [e for e in reached if e.good and e.reward is not None]
     silent = [e for e in rated if not e.calls and not e.refused]
     if silent and len(silent) >= MANY * len(rated):
         yield warning(
@@ -302,8 +302,8 @@ def _out_of_constant(reward: float, evidence: Evidence) -> str:
 
 def _ignores_the_answer(flat: Sequence[Sequence[Episode]]) -> bool:
     """Whether siblings differ in what they said and never in what they earned, which is more than right or wrong."""
-    said = [len({b"|".join(c.response_ids.tobytes() for c in e.calls) for e in group}) > 1 for group in flat]
-    return len({group[0].reward for group in flat}) > 2 and sum(said) > 0.9 * len(said)
+    several = [len({b"|".join(c.response_ids.tobytes() for c in e.calls) for e in group}) > 1 for group in flat]
+    return len({group[0].reward for group in flat}) > 2 and sum(several) > 0.9 * len(several)
 
 
 def difficulty(groups: Sequence[Sequence[Episode]], low: float, high: float) -> dict[str, dict[str, float]]:

@@ -40,7 +40,7 @@ def text_findings(evidence: Evidence) -> Iterator[Finding]:
         yield from check(evidence)
 
 
-def said(episode: Episode) -> bytes:
+def response_bytes(episode: Episode) -> bytes:
     """All tokens sampled in a rollout as bytes, to compare rollouts with each other."""
     return b"|".join(c.response_ids.tobytes() for c in episode.calls)
 
@@ -48,7 +48,7 @@ def said(episode: Episode) -> bytes:
 def sameness(groups: Sequence[Sequence[Episode]]) -> float:
     """Share of rollouts that say word for word what an earlier sibling said."""
     siblings = sum(len(group) - 1 for group in groups)
-    return sum(len(group) - len({said(e) for e in group}) for group in groups) / siblings if siblings else 0.0
+    return sum(len(group) - len({response_bytes(e) for e in group}) for group in groups) / siblings if siblings else 0.0
 
 
 def repeats(ids_R: Int32Array) -> bool:
@@ -130,8 +130,8 @@ def _kept_texts(evidence: Evidence) -> tuple[list[Episode], list[int]]:
     answers: set[str] = set()
     kept: list[Episode] = []
     for episode, talk in begins:
-        said = {str(m.get("content")) for m in talk.messages if m.get("role") == "assistant" and m.get("content")}
-        if said & answers:
+        contents = {str(m.get("content")) for m in talk.messages if m.get("role") == "assistant" and m.get("content")}
+        if contents & answers:
             kept.append(episode)
         answers |= {_content(t) for t in evidence.talks[episode.rollout.rollout_id]}
     return kept, lengths

@@ -264,7 +264,7 @@ def _sign(difference: float, equal: float) -> int:
 
 def _agreement(orders: Sequence[Sequence[tuple[int, int]]]) -> Estimate | None:
     telling = [found for pairs in orders if (found := [pair for pair in pairs if pair[1] != 0])]
-    shares = [fmean(0.5 if said == 0 else float(said == label) for said, label in pairs) for pairs in telling]
+    shares = [fmean(0.5 if verdict == 0 else float(verdict == label) for verdict, label in pairs) for pairs in telling]
     return _mean(shares, (0.0, 1.0), sum(map(len, telling)))
 
 
@@ -272,12 +272,14 @@ def _kappa(orders: Sequence[Sequence[tuple[int, int]]]) -> Estimate | None:
     """κ = (p_o - p_e) / (1 - p_e). Which of two stands first is arbitrary, so better and worse are equally frequent by
     chance: p_e = t u + (1 - t) (1 - u) / 2, with the shares of ties t and u. The interval is that of p_o."""
     same = _mean(
-        [fmean(float(said == label) for said, label in pairs) for pairs in orders], (0.0, 1.0), sum(map(len, orders))
+        [fmean(float(verdict == label) for verdict, label in pairs) for pairs in orders],
+        (0.0, 1.0),
+        sum(map(len, orders)),
     )
     if same is None:
         return None
-    said, labelled = (fmean(fmean(float(pair[who] == 0) for pair in pairs) for pairs in orders) for who in (0, 1))
-    chance = said * labelled + (1 - said) * (1 - labelled) / 2
+    judged, labelled = (fmean(fmean(float(pair[who] == 0) for pair in pairs) for pairs in orders) for who in (0, 1))
+    chance = judged * labelled + (1 - judged) * (1 - labelled) / 2
     if chance == 1.0:
         return None
     value, low, high = ((p - chance) / (1 - chance) for p in (same.value, same.low, same.high))

@@ -123,12 +123,12 @@ def _verdict(evidence: Evidence, findings: Sequence[Finding]) -> str:
 def _of_examples(evidence: Evidence) -> str:
     """The verdict on a run that learned examples: how well it knows them, and how well it does."""
     losses, validated = evidence.series("loss"), evidence.series("val_reward")
-    said = f"It learns the examples: the loss went from {losses[0]:.3g} to {losses[-1]:.3g} nats per token"
+    words = f"It learns the examples: the loss went from {losses[0]:.3g} to {losses[-1]:.3g} nats per token"
     if len(losses) < 2 or losses[-1] >= losses[0]:
-        said = f"The loss has not fallen yet ({losses[0]:.3g} to {losses[-1]:.3g} nats per token): give it more steps"
+        words = f"The loss has not fallen yet ({losses[0]:.3g} to {losses[-1]:.3g} nats per token): give it more steps"
     if len(validated) > 1:
-        said += f". The validation reward went from {validated[0]:.3g} to {validated[-1]:.3g}"
-    return f"{said}."
+        words += f". The validation reward went from {validated[0]:.3g} to {validated[-1]:.3g}"
+    return f"{words}."
 
 
 def _part(some: Sequence[Any], of: Sequence[Any]) -> float | None:

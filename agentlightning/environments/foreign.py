@@ -118,9 +118,9 @@ class ForeignEnvironment(Environment):
         except subprocess.TimeoutExpired:
             raise ConfigError(f"{self.scheme}: {self.name} lists no tasks within {_LIST_SECONDS:g} s.") from None
         if done.returncode != 0:
-            said = done.stderr.strip()[-800:] if debugging() else _what_was_raised(done.stderr)
+            words = done.stderr.strip()[-800:] if debugging() else _what_was_raised(done.stderr)
             missing = f" {self._python} needs  {self.install}" if "ModuleNotFoundError" in done.stderr else ""
-            raise ConfigError(f"{self.scheme}: {self.name} cannot be loaded.{missing}\n{said}")
+            raise ConfigError(f"{self.scheme}: {self.name} cannot be loaded.{missing}\n{words}")
         listed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         if listed and "rewards_groups" in listed[0]:
             self._rewards_groups = listed.pop(0)["rewards_groups"]
@@ -166,8 +166,8 @@ class _Worker(LitAgent[Any]):
                 done = await self._run("run", {**task, "rewarded_later": later}, Path(folder), llm, captured)
                 ended = done.exit_code
             finally:
-                said = {"stdout": captured.stdout.text(), "stderr": captured.stderr.text()}
-                emit_annotation({"program": {"exit_code": ended, **said}})
+                words = {"stdout": captured.stdout.text(), "stderr": captured.stderr.text()}
+                emit_annotation({"program": {"exit_code": ended, **words}})
             rewards = self._rewards(self._printed(done, "rewards"))
             state = Path(folder) / _STATE_FILE
             if later and state.exists():
@@ -222,9 +222,9 @@ class _Worker(LitAgent[Any]):
                 raise ExecutorError(f"{self._environment.name} has no reward: {found['error']}")
             return found[what]
         except (ValueError, KeyError, TypeError):
-            said = done.stderr.strip()[-800:]
+            words = done.stderr.strip()[-800:]
             raise ExecutorError(
-                f"{self._environment.name} ended with exit code {done.exit_code} and no reward. {said}"
+                f"{self._environment.name} ended with exit code {done.exit_code} and no reward. {words}"
             ) from None
 
     def _rewards(self, printed: Any) -> dict[str, float]:
@@ -246,7 +246,7 @@ class _Worker(LitAgent[Any]):
 
 def _what_was_raised(stderr: str) -> str:
     """What a process said at its end: of a traceback, the error with all lines of its message, without the frames."""
-    _, traceback, said = stderr.strip().rpartition("Traceback (most recent call last):\n")
-    lines = said.splitlines()
+    _, traceback, words = stderr.strip().rpartition("Traceback (most recent call last):\n")
+    lines = words.splitlines()
     message = list(dropwhile(lambda line: line.startswith("  "), lines)) if traceback else lines[-1:]
     return "\n".join(line for line in message if "For further information visit" not in line)[-800:]

@@ -67,7 +67,7 @@ class GymEnvironment(Environment):
             _register(module)
         with closing(self.make()) as made:
             self._actions = _actions_of(made.action_space, actions, name)
-        self.instructions = instructions or f"You act in {name}. {self._actions.said}"
+        self.instructions = instructions or f"You act in {name}. {self._actions.how_to_answer}"
         self.agent = Player(f"gym:{name}", self._open, remembers=remembers, answer_tokens=answer_tokens)
 
     def tasks(self) -> Sequence[Any]:
@@ -113,9 +113,9 @@ class GymEnvironment(Environment):
                 given["render_mode"] = "ansi"
             return gymnasium.make(self._name, disable_env_checker=True, **given)
         except (gymnasium.error.Error, ImportError, TypeError) as error:
-            said = str(error).rstrip(".")
-            said += f"{'' if said.endswith('?') else '.'}{self._otherwise(error)}"
-            raise ConfigError(f"gym:{self._name} cannot be made: {said}") from error
+            words = str(error).rstrip(".")
+            words += f"{'' if words.endswith('?') else '.'}{self._otherwise(error)}"
+            raise ConfigError(f"gym:{self._name} cannot be made: {words}") from error
 
     def _otherwise(self, error: Exception) -> str:
         """What to give in place of a name or an option that Gymnasium does not know."""
@@ -148,7 +148,7 @@ class GymEnvironment(Environment):
     @property
     def instruction(self) -> str:
         """What the actions are, in a sentence."""
-        return self._actions.said
+        return self._actions.how_to_answer
 
     def _played_at_random(self, seed: int) -> float:
         with closing(self.make()) as made:
@@ -196,7 +196,7 @@ def _failures() -> Iterator[None]:
 class _Actions:
     """How an action is said and read."""
 
-    said: str
+    how_to_answer: str
     """What they are, in a sentence."""
 
     def read(self, answer: str) -> Any:
@@ -209,7 +209,7 @@ class _Actions:
 
 
 class _Texts(_Actions):
-    said = "Answer with your next words; they are taken as they are."
+    how_to_answer = "Answer with your next words; they are taken as they are."
 
     def read(self, answer: str) -> str | None:
         return answer.strip() or None
@@ -220,7 +220,7 @@ class _Numbers(_Actions):
 
     def __init__(self, start: int, count: int) -> None:
         self._range = range(start, start + count)
-        self.said = f"Answer with the number of your action, from {start} to {start + count - 1}."
+        self.how_to_answer = f"Answer with the number of your action, from {start} to {start + count - 1}."
 
     def read(self, answer: str) -> int | None:
         found = last_number(answer)
@@ -234,7 +234,7 @@ class _Names(_Actions):
         self._numbers = {name.lower(): number for name, number in numbers.items()}
         longest = sorted(map(re.escape, self._numbers), key=len, reverse=True)
         self._name = re.compile(rf"(?<!\w)(?:{'|'.join(longest)})(?!\w)")
-        self.said = f"Answer with one of these actions: {', '.join(numbers)}."
+        self.how_to_answer = f"Answer with one of these actions: {', '.join(numbers)}."
 
     def read(self, answer: str) -> int | None:
         found = self._name.findall(answer.lower())

@@ -193,8 +193,8 @@ class ModuleServer:
                 process.kill()
                 _end(process)
                 errors.seek(0)
-                said = errors.read().decode(errors="replace").strip()[-800:]
-                raise ExecutorError(f"openenv: {self._application} cannot be served by {self._python}.\n{said}")
+                complaint = errors.read().decode(errors="replace").strip()[-800:]
+                raise ExecutorError(f"openenv: {self._application} cannot be served by {self._python}.\n{complaint}")
         self._process, self._url = process, f"http://127.0.0.1:{port}"
         self._end = weakref.finalize(self, _end, process)
 
@@ -270,9 +270,9 @@ class _OpenEnvEpisode(PlayedEpisode):
         self._only = next(iter(self._fields.items())) if len(self._fields) == 1 and not self._by_mcp else None
         if self._only is not None and self._only[1].get("type") not in ("string", "integer", "number"):
             self._only = None
-        self.instructions = environment.instructions or self._said()
+        self.instructions = environment.instructions or self._complaint()
 
-    def _said(self) -> str:
+    def _complaint(self) -> str:
         if self._only is None:
             return "You act by calling the tools that you have."
         name, schema = self._only
@@ -299,7 +299,7 @@ class _OpenEnvEpisode(PlayedEpisode):
         name, schema = self._only
         value: Any = answer.strip() if schema["type"] == "string" else last_number(answer)
         if not value:
-            return ActionResult(f"That names no action. {self._said()}", 0.0, over=False, taken=False)
+            return ActionResult(f"That names no action. {self._complaint()}", 0.0, over=False, taken=False)
         if schema["type"] != "string":
             value = float(value) if schema["type"] == "number" or "." in value else int(value)
         return await self._step({name: value})

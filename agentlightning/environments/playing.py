@@ -118,9 +118,9 @@ class Player(LitAgent[Any]):
                 total, over = total + turn.reward, over or turn.over
             taken = any(turn.taken for turn in turns)
             missed, steps = (0, steps + 1) if taken else (missed + 1, steps)
-            said = [message.model_dump(exclude_none=True), *_results(calls, turns)]
+            added = [message.model_dump(exclude_none=True), *_results(calls, turns)]
             keeps = self._remembers or not taken or bool(calls)
-            messages = [*messages, *said] if keeps else [system, _user(turns[-1].seen)]
+            messages = [*messages, *added] if keeps else [system, _user(turns[-1].seen)]
         emit_annotation({"episode": {"steps": steps, "without_action": missed == _TRIES}})
         return total
 

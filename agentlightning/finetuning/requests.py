@@ -162,9 +162,9 @@ def read(kind: type[T], body: bytes | Mapping[str, Any]) -> T:
         ]
         code = "missing_required_parameter" if inner and inner[2] else "unknown_parameter" if inner else "invalid_value"
         name = ".".join(path)
-        said = _takes(name, body) if code == "invalid_value" else ""
-        said = said or f"{_WHERE.sub('', words)}.{_meant(path[-1]) if code == 'unknown_parameter' else ''}"
-        raise bad(said, name or None, code) from None
+        sentence = _takes(name, body) if code == "invalid_value" else ""
+        sentence = sentence or f"{_WHERE.sub('', words)}.{_meant(path[-1]) if code == 'unknown_parameter' else ''}"
+        raise bad(sentence, name or None, code) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise bad(f"The body is no JSON: {error}.", None, "invalid_json") from None
 

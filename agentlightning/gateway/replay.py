@@ -78,7 +78,7 @@ class AttemptReplay:
         """What is changed in the calls that are sampled."""
         self.replayed = 0
         """Calls that were answered from it."""
-        self._unsaid: Divergence | None = None
+        self._unreported: Divergence | None = None
         self.divergence: Divergence | None = None
         """How the first call that is not in it differs."""
 
@@ -135,13 +135,13 @@ class AttemptReplay:
             self.edits.sampled(answer)
         self._left = [one for one in self._left if source is not None and one[0].call_id != source]
 
-    def said(self) -> Divergence | None:
+    def take_divergence(self) -> Divergence | None:
         """The divergence, once."""
-        found, self._unsaid = self._unsaid, None
+        found, self._unreported = self._unreported, None
         return found
 
     def _diverge(self, position: int, lost: int, cause: str) -> None:
-        self.divergence = self._unsaid = Divergence(position, lost, f"replay: {cause}")
+        self.divergence = self._unreported = Divergence(position, lost, f"replay: {cause}")
         self._left_it()
 
     def _left_it(self) -> None:

@@ -243,8 +243,8 @@ class Program(LitAgent[Any]):
             emit_annotation({"program": {"command": shlex.join(command), **ended, **written, **sizes}})
         if finished.exit_code != 0:
             reward = "grader" if self._grader is not None else self._reward
-            said = finished.stdout, finished.stderr
-            raise AgentError(ended_badly(finished.exit_code, *said, reward=reward, folder=folder, files=self._files))
+            printed = finished.stdout, finished.stderr
+            raise AgentError(ended_badly(finished.exit_code, *printed, reward=reward, folder=folder, files=self._files))
         return finished
 
     async def _execute(
@@ -289,8 +289,8 @@ class Program(LitAgent[Any]):
                 return checked_reward(await result if inspect.isawaitable(result) else result)
             graded = await self._run_grader(rollout, run)
             if graded.exit_code != 0:
-                said = shown(graded.stderr, folder, self._files)
-                raise JudgeError(f"The grader ended with {_exit(graded.exit_code)}.\n{said}".rstrip())
+                printed = shown(graded.stderr, folder, self._files)
+                raise JudgeError(f"The grader ended with {_exit(graded.exit_code)}.\n{printed}".rstrip())
             return parse_reward(graded.stdout, graded.stderr)
         except (JudgeError, ExecutorError, DeadlineError):
             raise

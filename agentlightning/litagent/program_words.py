@@ -48,8 +48,8 @@ def ended_badly(code: int, stdout: str, stderr: str, *, reward: str, folder: Pat
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     raised = stderr.rstrip().rpartition("\n")[2] if _TRACEBACK in stderr else ""
     first = f"The program ended with {how}. {raised if _RAISED.match(raised) else ''}".rstrip()
-    said = [first, shown(stderr, folder, files), *_advice(stdout, stderr, reward)]
-    return "\n".join(filter(None, said))
+    words = [first, shown(stderr, folder, files), *_advice(stdout, stderr, reward)]
+    return "\n".join(filter(None, words))
 
 
 def shown(stderr: str, folder: Path, files: Path | None = None) -> str:
@@ -90,23 +90,23 @@ def without_reward(stdout: str, stderr: str) -> str:
     """What to say where the last line of stdout holds no reward: where it is instead, if it is anywhere."""
     lines = [line.strip() for line in stdout.splitlines() if line.strip()]
     last = lines[-1] if lines else ""
-    said = f"The last line holds no reward: {last[:200]!r}."
+    words = f"The last line holds no reward: {last[:200]!r}."
     errors = [line.strip() for line in stderr.splitlines() if line.strip()]
     if errors and _number(errors[-1]) is not None:
-        return f"{said} The last line of stderr is {errors[-1]!r}: print the reward to stdout."
+        return f"{words} The last line of stderr is {errors[-1]!r}: print the reward to stdout."
     earlier = [(n, line) for n, line in enumerate(lines[:-1], start=1) if _number(line) is not None]
     if earlier:
         number, line = earlier[-1]
-        return f"{said} Line {number} of {len(lines)} is {line!r}: print the reward last."
+        return f"{words} Line {number} of {len(lines)} is {line!r}: print the reward last."
     if written := as_number(last):
-        return f"{said}{written}"
+        return f"{words}{written}"
     if last in ("True", "False", "true", "false"):
-        return f"{said} Print a number: 1 or 0, such as print(int(right))."
+        return f"{words} Print a number: 1 or 0, such as print(int(right))."
     if last.startswith("{"):
-        return f'{said} Its key is "reward": {{"reward": number}}, as json.dumps writes it.'
+        return f'{words} Its key is "reward": {{"reward": number}}, as json.dumps writes it.'
     if (value := re.search(r"[-+]?\d+(\.\d+)?\s*$", last)) is not None:
-        return f'{said} Print the number alone, {value[0].strip()}, or {{"reward": number}}.'
-    return f'{said} Print a number or {{"reward": number}}, or give a grader.'
+        return f'{words} Print the number alone, {value[0].strip()}, or {{"reward": number}}.'
+    return f'{words} Print a number or {{"reward": number}}, or give a grader.'
 
 
 def _number(line: str) -> float | None:

@@ -124,8 +124,8 @@ def _loading(kind: Kind) -> str:
 
 def _limits(rows: Sequence[Mapping[str, Any]]) -> str:
     validated = any(row.get("val_reward") is not None for row in rows)
-    said = "on the validation tasks of this run" if validated else "nowhere: the run had no validation tasks"
+    words = "on the validation tasks of this run" if validated else "nowhere: the run had no validation tasks"
     return (
         "## Limits\n\nThe model was made better at earning the reward of one agent on one set of tasks, and measured "
-        f"{said}. Its answers to anything else were not looked at.\n"
+        f"{words}. Its answers to anything else were not looked at.\n"
     )

@@ -21,7 +21,7 @@ class NotebookConsole(Sink):
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
         self._steps: list[dict[str, Any]] = []
-        self._said: list[tuple[str, str]] = []
+        self._lines: list[tuple[str, str]] = []
         self._status = ""
 
     def step(self, metrics: Mapping[str, Any]) -> None:
@@ -44,7 +44,7 @@ class NotebookConsole(Sink):
 
     def _say(self, style: str, text: str) -> None:
         if text.strip():
-            self._said = [*self._said, (style, text)][-LAST:]
+            self._lines = [*self._lines, (style, text)][-LAST:]
             self._draw()
 
     def _draw(self) -> None:
@@ -53,8 +53,8 @@ class NotebookConsole(Sink):
     def html(self) -> str:
         """The HTML that the cell shows now: curves, status and messages."""
         curves = {"training": points_of(self._steps, "reward"), "validation": points_of(self._steps, "val_reward")}
-        said = [f"<div style='{style};white-space:pre-wrap'>{escape(text)}</div>" for style, text in self._said]
-        return f"<div>{curve_svg(curves, 'reward')}<div><i>{escape(self._status)}</i></div>{''.join(said)}</div>"
+        lines = [f"<div style='{style};white-space:pre-wrap'>{escape(text)}</div>" for style, text in self._lines]
+        return f"<div>{curve_svg(curves, 'reward')}<div><i>{escape(self._status)}</i></div>{''.join(lines)}</div>"
 
 
 def default_console() -> Sink:

@@ -47,8 +47,8 @@ def answer_the_parent(main: Callable[[socket.socket], None]) -> None:
 def frames(channel: socket.socket) -> Iterator[tuple[bytearray, bytearray]]:
     """The message and the bytes of each frame, until the socket ends."""
     while head := _received(channel, LENGTHS.size):
-        said, follows = LENGTHS.unpack(head)
-        yield _received(channel, said), _received(channel, follows)
+        length, follows = LENGTHS.unpack(head)
+        yield _received(channel, length), _received(channel, follows)
 
 
 def _received(channel: socket.socket, size: int) -> bytearray:
@@ -124,8 +124,8 @@ class HelperProcess:
 
     async def receive(self) -> bytes:
         """The message of the next frame. Raises EOFError or ConnectionError where the process has ended."""
-        said, _ = LENGTHS.unpack(await self._reader.readexactly(LENGTHS.size))
-        message = await self._reader.readexactly(said)
+        length, _ = LENGTHS.unpack(await self._reader.readexactly(LENGTHS.size))
+        message = await self._reader.readexactly(length)
         self.has_answered = True
         return message
 

@@ -137,7 +137,7 @@ class LoopServer:
         self._limits = limits or ConnectionLimits()
         self._trusted = trusted
         self._idle: OrderedDict[_Protocol, None] = OrderedDict()
-        self._said_full = -_SAY_AGAIN_SECONDS
+        self._reported_full = -_SAY_AGAIN_SECONDS
         self._app = Guard(app, host, allow_hosts, forms=forms)
         self._what = what
         self._error = error
@@ -187,8 +187,8 @@ class LoopServer:
     def _full(self) -> None:
         """Say, once a minute, that connections are refused."""
         now = time.monotonic()
-        if now - self._said_full >= _SAY_AGAIN_SECONDS:
-            self._said_full = now
+        if now - self._reported_full >= _SAY_AGAIN_SECONDS:
+            self._reported_full = now
             logger.warning(
                 "The %s's server has %d connections open, as many as it may: new ones are refused. If these are your "
                 "own agents, raise the limit of open files (ulimit -n).",
@@ -286,7 +286,7 @@ class _Protocol(HttpToolsProtocol):
         self._wait(self._limits.header_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._heard()
+        self._cancel_timer()
         self._idle.pop(self, None)
         if self.transport is not None:  # it was not refused at once
             super().connection_lost(exc)
@@ -330,7 +330,7 @@ class _Protocol(HttpToolsProtocol):
         if self.cycle.response_complete:  # it was refused before its body was there
             self._wait(self._limits.header_seconds)
         else:
-            self._heard()
+            self._cancel_timer()
             self._idle.pop(self, None)
         super().on_message_complete()
 
@@ -346,10 +346,10 @@ class _Protocol(HttpToolsProtocol):
         transport.close()
 
     def _wait(self, seconds: float) -> None:
-        self._heard()
+        self._cancel_timer()
         self._timer = self.loop.call_later(seconds, self.transport.close)
 
-    def _heard(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

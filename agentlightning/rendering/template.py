@@ -76,8 +76,8 @@ class TemplateRenderer:
     def render_ids(
         self, messages: Sequence[Message], *, tools: list[Tool] | None = None, add_generation_prompt: bool = False
     ) -> list[int]:
-        said = self._worded(messages)
-        return self._inner.render_ids(said, tools=tools, add_generation_prompt=add_generation_prompt)
+        worded = self._worded(messages)
+        return self._inner.render_ids(worded, tools=tools, add_generation_prompt=add_generation_prompt)
 
     def parse_response(
         self, token_ids: list[int], *, tools: list[Tool] | None = None, prompt_ids: list[int] | None = None

@@ -61,13 +61,13 @@ def what_is_wrong(tokenizer: Any, path: str, error: Exception) -> str:
     lines = (tokenizer.chat_template or "").splitlines()
     at = "" if line is None else f", line {line}"
     words = f" ({lines[line - 1].strip()[:80]})" if line and line <= len(lines) and lines[line - 1].strip() else ""
-    said = str(error).rstrip(".") or type(error).__name__
-    return f"The chat template of {path} fails in {_place(tokenizer)}{at}{words}: {said}."
+    complaint = str(error).rstrip(".") or type(error).__name__
+    return f"The chat template of {path} fails in {_place(tokenizer)}{at}{words}: {complaint}."
 
 
 def _written(tokenizer: Any, messages: Sequence[Message], tools: list[Tool] | None = None) -> str:
-    said = [dict(message) for message in messages]
-    return tokenizer.apply_chat_template(said, tools=tools, add_generation_prompt=True, tokenize=False)
+    copies = [dict(message) for message in messages]
+    return tokenizer.apply_chat_template(copies, tools=tools, add_generation_prompt=True, tokenize=False)
 
 
 def _line_of(error: Exception) -> int | None:

@@ -20,7 +20,7 @@ from agentlightning.backend.ray.cluster import Placement, reserve, this_machine
 from agentlightning.backend.ray.elastic import LOOK_SECONDS, Look, seen_every
 from agentlightning.backend.ray.needs import Need
 from agentlightning.backend.ray.options import RayOptions
-from agentlightning.errors import AgentLightningError, StoreError, message_of, said_by_ray
+from agentlightning.errors import AgentLightningError, StoreError, message_of, message_of_ray
 from agentlightning.runner.remote import Address, serve_rollouts
 from agentlightning.runner.sending import Sent
 from agentlightning.store import LightningStoreClient
@@ -165,10 +165,10 @@ class RunnerActors:
                 deaths = 1 if loop.time() - began > _LIVED_SECONDS else deaths + 1
                 if deaths > self._options.restarts:
                     raise AgentLightningError(
-                        f"{name} ended {deaths} times soon after its start, last: {said_by_ray(error)}"
+                        f"{name} ended {deaths} times soon after its start, last: {message_of_ray(error)}"
                     ) from error
                 back = await _given_back(address, worker_id, f"{name} ended.")
-                logger.warning("%s ended: %s It is started again; %s", name, said_by_ray(error), back)
+                logger.warning("%s ended: %s It is started again; %s", name, message_of_ray(error), back)
                 await asyncio.sleep(_PAUSE_SECONDS)
             finally:
                 _end(actor)

@@ -11,7 +11,7 @@ from typing import Protocol
 from agentlightning.errors import message_of
 from agentlightning.frames import is_library
 from agentlightning.keys import redacted
-from agentlightning.runner.hints import OWN_KEY, hint_for, hint_if_heard, hint_if_unheard, hint_of_task
+from agentlightning.runner.hints import OWN_KEY, hint_for, hint_of_task, hint_with_calls, hint_without_calls
 from agentlightning.store.operations.codec import readable
 from agentlightning.types import Outcome
 
@@ -87,8 +87,10 @@ def with_gateway(ending: Ending, summary: GatewaySummary) -> Ending:
         return Ending(Outcome.INFRA_ERROR, "\n".join(filter(None, (summary.lost, ending.error))))
     if ending.outcome is Outcome.AGENT_ERROR and summary.infra_error:
         message, _, way = (ending.error or "").partition("\n")
-        said = message if summary.infra_error not in message else ""  # a client that repeats what the gateway answered
-        return Ending(Outcome.INFRA_ERROR, "\n".join(filter(None, (summary.infra_error, said, way))))
+        sentence = (
+            message if summary.infra_error not in message else ""
+        )  # a client that repeats what the gateway answered
+        return Ending(Outcome.INFRA_ERROR, "\n".join(filter(None, (summary.infra_error, sentence, way))))
     if ending.outcome is Outcome.AGENT_ERROR and summary.refused_by_provider and summary.calls:
         return Ending(Outcome.JUDGE_ERROR, f"{summary.refused_by_provider}\n{ending.error}")
     if ending.outcome is Outcome.AGENT_ERROR and summary.refused_by_provider and not summary.forwarded:
@@ -103,7 +105,7 @@ def with_gateway(ending: Ending, summary: GatewaySummary) -> Ending:
         return Ending(outcome, rewarded=ending.rewarded or summary.rewarded)
     if summary.refused_by_provider:
         return ending  # its client has the right address and key: the refusal came through the gateway
-    return _with_hint(ending, heard=summary.calls > 0)
+    return _with_hint(ending, was_called=summary.calls > 0)
 
 
 def _after_the_first_line(error: str, words: str) -> str:
@@ -111,12 +113,12 @@ def _after_the_first_line(error: str, words: str) -> str:
     return "\n".join(filter(None, (message, words, way)))
 
 
-def _with_hint(ending: Ending, *, heard: bool) -> Ending:
+def _with_hint(ending: Ending, *, was_called: bool) -> Ending:
     """With what its exception probably comes from, now that it is known whether the model had answered."""
-    hint = (hint_if_heard if heard else hint_if_unheard)(ending.exception)
+    hint = (hint_with_calls if was_called else hint_without_calls)(ending.exception)
     if not hint or not ending.error:
         return ending
-    message, _, way = ending.error.replace(f"\n{OWN_KEY}", "" if heard else f"\n{OWN_KEY}").partition("\n")
+    message, _, way = ending.error.replace(f"\n{OWN_KEY}", "" if was_called else f"\n{OWN_KEY}").partition("\n")
     return replace(ending, error="\n".join(filter(None, (message, hint, way))))
 
 
@@ -137,8 +139,8 @@ def describe(error: BaseException, task: object = None) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
     own = [f for f in frames if not is_library(f.filename)]
     hint, trace = hint_for(error) or hint_of_task(error, task), "".join(traceback.format_list(own or frames))
-    said = "\n".join(filter(None, (": ".join(filter(None, (type(error).__name__, message_of(error)))), hint)))
-    text = redacted(f"{said}\n{trace}".rstrip())
+    sentence = "\n".join(filter(None, (": ".join(filter(None, (type(error).__name__, message_of(error)))), hint)))
+    text = redacted(f"{sentence}\n{trace}".rstrip())
     if not isinstance(error, BaseExceptionGroup):
         return text
     return "\n".join([text, *(f"one of them: {describe(e)}" for e in error.exceptions[:3])])

@@ -148,7 +148,7 @@ _HUNG_UP = ("RemoteProtocolError", "RemoteDisconnected", "ServerDisconnectedErro
 _TIMED_OUT = ("APITimeoutError", "TimeoutException", "Timeout", "ServerTimeoutError", "TimeoutError")
 """Errors of a client that waited no longer, for the connection or for the answer."""
 _CLIENTS = ("openai", "anthropic", "httpx", "httpx2", "requests", "urllib", "urllib3", "aiohttp", "google", "litellm")
-_SAID_BY_PROGRAMS = re.compile(
+_ERRORS_OF_PROGRAMS = re.compile(
     rf"\b({'|'.join(_NOT_CONNECTED)}|AuthenticationError|ECONNREFUSED|ENOTFOUND|Connection refused)\b"
 )
 _OF_TEXTS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, SyntaxError)
@@ -172,16 +172,16 @@ def hint_for(error: BaseException) -> str | None:
     if "415" in text and "Unsupported Media Type" in text:
         return SAY_JSON
     if type(error).__module__ == "builtins":
-        return next((hint for said, hint in _PYTHONS_WORDS.items() if re.search(said, text)), None)
+        return next((hint for phrase, hint in _PYTHONS_WORDS.items() if re.search(phrase, text)), None)
     return None
 
 
 def hint_of_task(error: BaseException, task: object) -> str | None:
     """Which fields a task has, where one was looked for that it has not."""
     if isinstance(error, AttributeError | TypeError) and not isinstance(task, Mapping):
-        kind, said = type(task).__name__, message_of(error)
+        kind, phrase = type(task).__name__, message_of(error)
         about = re.search(
-            rf"'{kind}' object (has no attribute|is not subscriptable)|^{kind}\w* ind(ex|ic)\w* must be", said
+            rf"'{kind}' object (has no attribute|is not subscriptable)|^{kind}\w* ind(ex|ic)\w* must be", phrase
         )
         return f"The task is of the kind {kind}, here {task!r:.60}, and has no fields." if about else None
     if isinstance(error, FileNotFoundError) and _is_relative(error.filename):
@@ -191,12 +191,12 @@ def hint_of_task(error: BaseException, task: object) -> str | None:
     return f"The task has no such field; it has {', '.join(map(str, list(task)[:20])) or 'none'}."
 
 
-def hint_if_unheard(error: BaseException | None) -> str | None:
+def hint_without_calls(error: BaseException | None) -> str | None:
     """The same for an agent none of whose calls arrived at the gateway: it was somebody else who refused them."""
     if error is None:
         return None
     if isinstance(error, AgentError):  # a program, which is known by its words
-        return ADDRESS_OF_A_PROGRAM if _SAID_BY_PROGRAMS.search(message_of(error)) else None
+        return ADDRESS_OF_A_PROGRAM if _ERRORS_OF_PROGRAMS.search(message_of(error)) else None
     if isinstance(error, HTTPError):  # an answer, although Python takes it for an error of the connection
         return None
     if any(isinstance(each, OSError) and each.errno in (errno.EMFILE, errno.ENFILE) for each in _causes(error)):
@@ -213,7 +213,7 @@ def hint_if_unheard(error: BaseException | None) -> str | None:
     return OWN_ADDRESS if _is(error, (*_NOT_CONNECTED, "AuthenticationError")) else None
 
 
-def hint_if_heard(error: BaseException | None) -> str | None:
+def hint_with_calls(error: BaseException | None) -> str | None:
     """The same for an agent whose model had answered: the mistake is with another client of it."""
     if error is None or isinstance(error, AgentLightningError):
         return None

@@ -134,7 +134,7 @@ class RemoteGateway:
         """Ask who serves. Raises StoreError when a gateway stays out of reach."""
         bound = self._bound.get(attempt_id, {})
         for endpoint in bound:
-            health = await self._until_heard(endpoint, partial(self._health, f"{endpoint}/health"))
+            health = await self._until_answered(endpoint, partial(self._health, f"{endpoint}/health"))
             bound[endpoint] = health.instance
 
     async def close_attempt(self, rollout_id: str, attempt_id: str) -> _Summary:
@@ -142,11 +142,11 @@ class RemoteGateway:
         key = sign_attempt_key(self._secret, rollout_id, attempt_id, (CLOSE,))
         whole = _Summary()
         for endpoint, instance in self._bound.get(attempt_id, {}).items():
-            whole += await self._until_heard(endpoint, partial(self._close, f"{endpoint}/close", key, instance))
+            whole += await self._until_answered(endpoint, partial(self._close, f"{endpoint}/close", key, instance))
         self._bound.pop(attempt_id, None)
         return whole
 
-    async def _until_heard(self, endpoint: str, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
+    async def _until_answered(self, endpoint: str, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
         end = time.monotonic() + CLOSE_SECONDS
         while True:
             try:

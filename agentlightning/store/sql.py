@@ -164,8 +164,8 @@ class SqlLightningStore(LightningStore):
         """Leases begin when claims are made; where it took long until they are answered, they begin anew."""
         claims = await self._db.write(operation, self._give_back, turn=JobTurn.CLAIM, lane=lane)
         if claims and worker_id is not None:
-            heard = min(claim.attempt.last_heartbeat_time or 0.0 for claim in claims)
-            if time.time() - heard > LATE_SECONDS:
+            last_sign = min(claim.attempt.last_heartbeat_time or 0.0 for claim in claims)
+            if time.time() - last_sign > LATE_SECONDS:
                 held = [claim.attempt.attempt_id for claim in claims]
                 renewed = self._db.write(workers.Heartbeat(worker_id, attempt_ids=held), turn=JobTurn.ALIVE)
                 renewed.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody waits for it
@@ -175,9 +175,11 @@ class SqlLightningStore(LightningStore):
         """Undo claims whose caller was cancelled while they were on their way."""
         for rollout in claims:
             attempt = rollout.attempt
-            heard = attempt.last_heartbeat_time
+            last_sign = attempt.last_heartbeat_time
             self._db.write(
-                _call(rollouts.unclaim, rollout_id=rollout.rollout_id, attempt_id=attempt.attempt_id, heard=heard),
+                _call(
+                    rollouts.unclaim, rollout_id=rollout.rollout_id, attempt_id=attempt.attempt_id, last_sign=last_sign
+                ),
                 rollout_ids=[rollout.rollout_id],
             )
 

@@ -64,8 +64,8 @@ def check_parts(**parts: object) -> None:
             raise ConfigError(f"store is {value!r}; a store that is served is agl.LightningStoreClient({value!r}).")
         if value is not None and not isinstance(value, kind):
             a_class = isinstance(value, type)
-            said = f"the class {value.__name__}" if a_class else f"{value!r}, which is no {kind.__name__}"
-            raise ConfigError(f"{name} is {said}. Give an object: agl.{example}.")
+            shown = f"the class {value.__name__}" if a_class else f"{value!r}, which is no {kind.__name__}"
+            raise ConfigError(f"{name} is {shown}. Give an object: agl.{example}.")
 
 
 def check_each(**parts: Iterable[object]) -> None:

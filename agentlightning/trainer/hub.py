@@ -45,7 +45,7 @@ def load_rows(spec: str) -> list[Any]:
     _refuse_other_columns(spec, found.features)
     if not len(found):
         raise ConfigError(f"{spec} holds no rows.")
-    return json.loads(json.dumps(found.to_list(), default=_said))
+    return json.loads(json.dumps(found.to_list(), default=_text_of))
 
 
 def _refuse_other_columns(spec: str, features: Any) -> None:
@@ -70,7 +70,7 @@ def _unfit(kind: Any) -> str | None:
     return str(held) if type(kind).__name__ in _DECODED or "binary" in str(held) else None
 
 
-def _said(value: Any) -> str:
+def _text_of(value: Any) -> str:
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, datetime.timedelta):
@@ -83,6 +83,8 @@ def _said(value: Any) -> str:
 
 def _words(error: Exception) -> str:
     """What the package says, without the list of all that it tried."""
-    said = " ".join(str(error).split())[:600] or type(error).__name__
-    offline = ". It was not downloaded before, and HF_HUB_OFFLINE forbids to do it now" if "OfflineMode" in said else ""
-    return f"{said}{offline}."
+    words = " ".join(str(error).split())[:600] or type(error).__name__
+    offline = (
+        ". It was not downloaded before, and HF_HUB_OFFLINE forbids to do it now" if "OfflineMode" in words else ""
+    )
+    return f"{words}{offline}."

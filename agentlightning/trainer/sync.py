@@ -19,13 +19,13 @@ _stoppers: dict[asyncio.AbstractEventLoop, Callable[[], None]] = {}
 @contextmanager
 def stop_on_interrupt(stop: asyncio.Event, note: Callable[[str], None]) -> Iterator[list[signal.Signals]]:
     """Within the block the first Ctrl-C (or SIGTERM) sets `stop`; the second one interrupts. Yields what was heard."""
-    heard: list[signal.Signals] = []
+    received: list[signal.Signals] = []
     loop = asyncio.get_running_loop()
     installed: list[signal.Signals] = []
     before = signal.getsignal(signal.SIGTERM)
 
     def interrupted(number: signal.Signals = signal.SIGINT) -> None:
-        heard.append(number)
+        received.append(number)
         stop.set()
         note("Stopping: saving the last finished step (Ctrl-C again to stop at once)")
         restore()
@@ -46,7 +46,7 @@ def stop_on_interrupt(stop: asyncio.Event, note: Callable[[str], None]) -> Itera
     else:
         _stoppers[loop] = interrupted
     try:
-        yield heard
+        yield received
     finally:
         restore()
 

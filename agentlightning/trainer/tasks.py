@@ -99,8 +99,8 @@ def _value(line: str, file: Path, number: int) -> Any:
         with within_depth():
             found = json.loads(line, object_pairs_hook=each_once)
     except ValueError as error:
-        said = f": {error}" if isinstance(error, _Twice) else f" is not JSON: {error}"
-        raise ConfigError(f"{file}, line {number}{said}.{_hint(line.strip())}") from error
+        what_is_wrong = f": {error}" if isinstance(error, _Twice) else f" is not JSON: {error}"
+        raise ConfigError(f"{file}, line {number}{what_is_wrong}.{_hint(line.strip())}") from error
     check_texts(found, f"{file}, line {number}")
     return found
 
@@ -189,8 +189,8 @@ def _array(file: Path) -> list[Any]:
             found = json.loads(text, object_pairs_hook=each_once)
     except ValueError as error:
         hint = _hint_of_array(text, error)
-        said = "" if isinstance(error, _Twice) else " is not JSON"
-        raise ConfigError(f"{file}{said}: {error}.{hint}") from error
+        what_is_wrong = "" if isinstance(error, _Twice) else " is not JSON"
+        raise ConfigError(f"{file}{what_is_wrong}: {error}.{hint}") from error
     if isinstance(found, list):
         return found
     lists = [name for name, value in found.items() if isinstance(value, list)] if isinstance(found, dict) else []

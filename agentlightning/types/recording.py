@@ -113,9 +113,9 @@ def tool_call_ids_of(spans: Sequence[Span]) -> dict[str, list[str]]:
     """The ids of the calls of tools in each call's answer, by call."""
     found: dict[str, list[str]] = {}
     for span in spans:
-        said = span.attributes.get("gen_ai.output.messages")
-        if CALL_ID in span.attributes and isinstance(said, str):
-            parts = [part for message in json.loads(said) for part in message.get("parts", ())]
+        output = span.attributes.get("gen_ai.output.messages")
+        if CALL_ID in span.attributes and isinstance(output, str):
+            parts = [part for message in json.loads(output) for part in message.get("parts", ())]
             found[span.attributes[CALL_ID]] = [str(p.get("id")) for p in parts if p.get("type") == "tool_call"]
     return found
 

@@ -97,8 +97,8 @@ def checked_reward(value: Any, name: str = PRIMARY, *, is_json: bool = False) ->
     """The reward as a float. Raises RewardError for anything that is not a finite number within the range."""
     if not isinstance(value, SupportsFloat) or (is_json and isinstance(value, bool)):
         shown = text if len(text := repr(value)) <= _SHOWN else f"{text[:_SHOWN]}…"
-        said = f"The reward '{name}' must be a number, not {type(value).__name__}: {shown}."
-        raise RewardError(f"{said} {_instead(value)}".rstrip())
+        words = f"The reward '{name}' must be a number, not {type(value).__name__}: {shown}."
+        raise RewardError(f"{words} {_instead(value)}".rstrip())
     try:
         number = float(value)
     except OverflowError:

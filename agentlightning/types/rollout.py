@@ -34,12 +34,12 @@ def _field_names(kind: type[BaseModel]) -> list[str]:
 
 
 def _reasons(name: str, error: ValidationError) -> str:
-    said = []
+    words = []
     for e in error.errors(include_url=False):
         field, why = ".".join(map(str, e["loc"])), f"{of_validator(e['msg'])}.{as_number(e['input'])}"
         wrong = f"{name}.{field} is {e['input']!r:.80}; {why}" if field else f"{name}: {why}"
-        said.append(f"{name} needs {field}: {name}({field}=…)." if e["type"] == "missing" else wrong)
-    return " ".join(said)
+        words.append(f"{name} needs {field}: {name}({field}=…)." if e["type"] == "missing" else wrong)
+    return " ".join(words)
 
 
 if TYPE_CHECKING:  # type checkers and editors look at the fields

@@ -40,8 +40,8 @@ class Sibling:
     @property
     def answer(self) -> str:
         """The text of the last message of the model; empty if it said nothing."""
-        said = self.conversations[-1][-1].get("content") if self.conversations else None
-        return said if isinstance(said, str) else ""
+        content = self.conversations[-1][-1].get("content") if self.conversations else None
+        return content if isinstance(content, str) else ""
 
 
 GroupReward = Callable[[Sequence[Sibling]], Sequence[Rewarded] | Awaitable[Sequence[Rewarded]]]

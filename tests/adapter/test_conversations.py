@@ -16,7 +16,7 @@ from agentlightning.adapter.tools import tool_outcomes
 from agentlightning.errors import EngineError
 from agentlightning.gateway import Gateway, Provider
 from agentlightning.gateway.dialects import DIALECTS
-from agentlightning.gateway.routing.overheard import answer_in, overhear
+from agentlightning.gateway.routing.forwarded import answer_in, read_forwarded
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Span
 from agentlightning.types.names import REWARD_RESPONSE
@@ -230,4 +230,4 @@ def test_bodies_that_make_no_sense_are_not_read(name: str) -> None:
     ]
     for request in requests:
         for body in bodies:
-            assert overhear(dialect, request, answer_in(dialect, body)).said is None
+            assert read_forwarded(dialect, request, answer_in(dialect, body)).answer_message is None

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from agentlightning.backend.embedded.scores import AskedCall, ScoredCalls, ScoreRequest
+from agentlightning.backend.embedded.scores import ScoreCall, ScoredCalls, ScoreRequest
 
-CALLS = [AskedCall([5, 6, 7], [8, 9], 1.0), AskedCall([5, 6, 7, 8, 9, 3], [4, 2, 2], 0.5)]
+CALLS = [ScoreCall([5, 6, 7], [8, 9], 1.0), ScoreCall([5, 6, 7, 8, 9, 3], [4, 2, 2], 0.5)]
 
 
 @pytest.mark.slow
@@ -38,7 +38,7 @@ def test_log_probs_and_entropies_are_those_of_a_plain_forward(tiny_model_dir: Pa
 @pytest.mark.slow
 def test_a_token_that_the_model_does_not_have_is_refused(tiny_model_dir: Path) -> None:
     asked = msgspec.json.encode(
-        ScoreRequest(model=str(tiny_model_dir), calls=[AskedCall([5], [10**6], 1.0)], device="cpu")
+        ScoreRequest(model=str(tiny_model_dir), calls=[ScoreCall([5], [10**6], 1.0)], device="cpu")
     )
     command = [sys.executable, "-m", "agentlightning.backend.embedded.scores"]
     done = subprocess.run(command, input=asked, capture_output=True, check=False, timeout=120)

@@ -28,7 +28,14 @@ from agentlightning.metrics import SilentConsole
 from agentlightning.metrics.jsonl import JsonlSink, read_metrics
 from agentlightning.models import resolve_model
 from agentlightning.runner.endings import Ending, with_gateway
-from agentlightning.runner.hints import NO_TEXT, OF_RESPONSES, OWN_ADDRESS, hint_for, hint_if_heard, hint_if_unheard
+from agentlightning.runner.hints import (
+    NO_TEXT,
+    OF_RESPONSES,
+    OWN_ADDRESS,
+    hint_for,
+    hint_with_calls,
+    hint_without_calls,
+)
 from agentlightning.types import Attempt, Outcome, Rollout
 from tests.cli.test_export_model import make_checkpoint
 from tests.cli.test_optimize import options
@@ -222,8 +229,8 @@ def test_a_program_that_raised_says_what_first(tmp_path: Path) -> None:
 def test_an_answer_without_text_that_is_read_as_text(mistake: Any) -> None:
     with pytest.raises((TypeError, AttributeError)) as caught:
         mistake(None)
-    assert hint_if_heard(caught.value) == NO_TEXT
-    assert hint_if_unheard(caught.value) is None, "the model wrote nothing yet"
+    assert hint_with_calls(caught.value) == NO_TEXT
+    assert hint_without_calls(caught.value) is None, "the model wrote nothing yet"
 
 
 def test_a_limit_by_the_name_of_another_api() -> None:

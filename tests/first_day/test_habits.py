@@ -23,8 +23,8 @@ from agentlightning.runner.hints import (
     OWN_ADDRESS,
     TOO_MANY_FILES,
     hint_for,
-    hint_if_heard,
-    hint_if_unheard,
+    hint_with_calls,
+    hint_without_calls,
 )
 from agentlightning.trainer.checks import as_agent, as_tasks
 from agentlightning.trainer.words import numbers_as_text
@@ -236,8 +236,8 @@ def test_what_first_agents_raise(monkeypatch: pytest.MonkeyPatch, wrong: str, wo
 def test_code_that_fails_at_what_a_model_wrote(wrong: str) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever Python makes of it
         eval(wrong)
-    assert hint_if_heard(caught.value) == NOT_AS_EXPECTED
-    assert hint_if_unheard(caught.value) is None, "the model wrote nothing yet"
+    assert hint_with_calls(caught.value) == NOT_AS_EXPECTED
+    assert hint_without_calls(caught.value) is None, "the model wrote nothing yet"
     ending = Ending(Outcome.AGENT_ERROR, describe(caught.value), exception=caught.value)
     assert NOT_AS_EXPECTED in (with_gateway(ending, AttemptSummary(calls=1)).error or "")
 
@@ -248,11 +248,11 @@ def test_a_process_that_may_open_no_more_files() -> None:
 
     raised = APIConnectionError("Connection error.")
     raised.__cause__ = OSError(errno.EMFILE, "Too many open files")
-    assert hint_if_unheard(raised) == TOO_MANY_FILES
+    assert hint_without_calls(raised) == TOO_MANY_FILES
     raised.__cause__ = ConnectionResetError("Connection reset by peer")
-    assert hint_if_unheard(raised) == HUNG_UP
+    assert hint_without_calls(raised) == HUNG_UP
     raised.__cause__ = ConnectionRefusedError("Connection refused")
-    assert hint_if_unheard(raised) == OWN_ADDRESS
+    assert hint_without_calls(raised) == OWN_ADDRESS
 
 
 def test_a_provider_that_has_nothing_at_this_address() -> None:

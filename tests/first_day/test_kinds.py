@@ -14,7 +14,7 @@ from agentlightning.arguments import of_its_kinds
 from agentlightning.emitter.record import plain
 from agentlightning.metrics import Sink
 from agentlightning.models.known import known_shape
-from agentlightning.runner.hints import CALL_IT, NO_AWAIT, hint_for, hint_if_heard
+from agentlightning.runner.hints import CALL_IT, NO_AWAIT, hint_for, hint_with_calls
 from agentlightning.trainer.folder import prepare_folder
 from agentlightning.trainer.strategy import Strategy
 
@@ -84,7 +84,7 @@ def emitted(wrong: str) -> BaseException:
 
 @pytest.mark.parametrize("wrong", ["agl.emit_message({'a': 1})", "agl.emit_exception('oops')", "plain('tag')"])
 def test_an_emitter_is_not_what_the_model_wrote(wrong: str) -> None:
-    assert hint_if_heard(emitted(wrong)) is None
+    assert hint_with_calls(emitted(wrong)) is None
 
 
 def test_an_emitter_that_is_awaited_and_an_operation_that_is_not_called() -> None:

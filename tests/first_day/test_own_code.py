@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import agentlightning as agl
 from agentlightning.algorithm.episode import Episode
-from agentlightning.algorithm.rollout_verdicts import unheard
+from agentlightning.algorithm.rollout_verdicts import never_called
 from agentlightning.algorithm.sampling.examples import check_examples, messages_of, pair_of
 from agentlightning.cli.agents import find_agent
 from agentlightning.cli.app import app
@@ -31,8 +31,8 @@ from agentlightning.runner.hints import (
     SAY_JSON,
     TOO_HASTY,
     hint_for,
-    hint_if_heard,
-    hint_if_unheard,
+    hint_with_calls,
+    hint_without_calls,
 )
 from agentlightning.store.operations.codec import encode_task
 from agentlightning.trainer.tasks import load_tasks
@@ -100,25 +100,25 @@ def test_what_is_shared_between_rollouts(said: str, hint: str) -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_a_client_that_waits_no_longer(error: Exception) -> None:
-    assert hint_if_unheard(error) == hint_if_heard(error) == TOO_HASTY
+    assert hint_without_calls(error) == hint_with_calls(error) == TOO_HASTY
 
 
 def test_https_where_the_model_speaks_http() -> None:
     cause = ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)")
-    assert hint_if_unheard(of(openai.APIConnectionError(request=request()), cause)) == NO_HTTPS
+    assert hint_without_calls(of(openai.APIConnectionError(request=request()), cause)) == NO_HTTPS
 
 
 def test_an_answer_is_no_other_address() -> None:
     answer = urllib.error.HTTPError("http://h/v1", 415, "Unsupported Media Type", Message(), None)
     assert hint_for(answer) == SAY_JSON
-    assert hint_if_unheard(answer) is None
+    assert hint_without_calls(answer) is None
 
 
 def test_a_path_that_is_not_served_does_not_say_that_the_address_is_right() -> None:
     where: Any = {"rollout_id": "ro-1"}
     refused = [f"{NO_SUCH_PATH}/chat/completions/chat/completions here."]
     attempt = Attempt(attempt_id="at-1", sequence_id=1, start_time=0.0, **where)
-    found = unheard([Episode(Rollout(input=1, **where), attempt, None, [], refused=refused)], {})
+    found = never_called([Episode(Rollout(input=1, **where), attempt, None, [], refused=refused)], {})
     assert "llm.endpoint is the base URL" in found.fix
     assert "base URL is right" not in found.fix
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.rollout_verdicts import unheard
+from agentlightning.algorithm.rollout_verdicts import never_called
 from agentlightning.errors import AgentError, kind_of
 from agentlightning.gateway.attempts import AttemptSummary
 from agentlightning.litagent.placeholders import fill
@@ -115,7 +115,7 @@ def test_a_program_that_asks_somebody_else_is_told_of_its_variables(said: str) -
 
 def test_an_agent_that_never_calls_is_told_both_ways() -> None:
     for words in ("llm.endpoint", "OPENAI_BASE_URL", "waits for it"):
-        assert words in str(unheard([], {}))
+        assert words in str(never_called([], {}))
 
 
 @pytest.mark.parametrize(

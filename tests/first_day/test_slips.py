@@ -17,7 +17,7 @@ from agentlightning.gateway.attempts import AttemptSummary
 from agentlightning.metrics import SilentConsole
 from agentlightning.models import resolve_model
 from agentlightning.runner.endings import Ending, describe, with_gateway
-from agentlightning.runner.hints import hint_for, hint_if_unheard
+from agentlightning.runner.hints import hint_for, hint_without_calls
 from agentlightning.types import Outcome
 from agentlightning.types.reward import checked_reward
 
@@ -354,16 +354,16 @@ def test_a_call_that_goes_to_a_proxy(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], words: str, error: BaseException
 ) -> None:
     set_proxies(monkeypatch, environment)
-    assert words in (hint_if_unheard(error) or "")
+    assert words in (hint_without_calls(error) or "")
 
 
 @pytest.mark.parametrize("module", ["requests.exceptions", "openai", "httpx", "urllib.error"])
 def test_what_a_proxy_answers_itself(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     refused = like("HTTPError", module=module)
     set_proxies(monkeypatch, {"HTTP_PROXY": "http://proxy:8080"})
-    assert "NO_PROXY" in (hint_if_unheard(refused) or "")
+    assert "NO_PROXY" in (hint_without_calls(refused) or "")
     set_proxies(monkeypatch, {})
-    assert hint_if_unheard(refused) is None
+    assert hint_without_calls(refused) is None
 
 
 def set_proxies(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:

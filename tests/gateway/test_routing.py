@@ -70,9 +70,9 @@ class Noting(ChatDialect):
     def __init__(self) -> None:
         self.threads: list[str] = []
 
-    def said(self, answer: Body) -> Message | None:
+    def answer_message(self, answer: Body) -> Message | None:
         self.threads.append(threading.current_thread().name)
-        return super().said(answer)
+        return super().answer_message(answer)
 
 
 async def test_a_large_request_to_a_provider_is_recorded_whole_beside_the_event_loop(

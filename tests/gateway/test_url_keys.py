@@ -13,7 +13,7 @@ import anthropic
 import openai
 import pytest
 
-from agentlightning.algorithm.rollout_verdicts import unheard
+from agentlightning.algorithm.rollout_verdicts import never_called
 from agentlightning.errors import AgentError
 from agentlightning.gateway import Gateway
 from agentlightning.keys import CALLS, REWARDS, redacted, sign_url_key
@@ -103,7 +103,7 @@ async def test_no_other_url_opens_anything(site: Site) -> None:
     assert (await post(f"{at}/v1/chat/completions", authorization="Bearer dummy"))[0] == 401
     assert await site.spans() == []
     assert f"No model call of the agent was answered: {len(refused) + 1} arrived at" in (
-        unheard([], site.gateway.refused_requests).words
+        never_called([], site.gateway.refused_requests).words
     )
 
 

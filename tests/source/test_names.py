@@ -19,7 +19,7 @@ def test_no_two_classes_have_the_same_name() -> None:
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
-PRIVATE_WORDS = {"asked", "told", "beside", "elsewhere", "away", "room"}
+PRIVATE_WORDS = {"asked", "told", "said", "heard", "beside", "elsewhere", "away", "room"}
 """Words that say little to a stranger as the name of a variable, a function or a module."""
 FIELDS_OF_RECORDS = {("gateway/exchange.py", "asked"), ("types/call.py", "asked")}
 """What a call's client asked for, and `used`: both stand in stores by these names."""

@@ -111,12 +111,12 @@ def verdict(constraint: Constraint, means: Sequence[float], multiplier: float | 
         return None
     mean = statistics.mean(means[-LOOKED_AT:])
     if multiplier is not None and multiplier >= constraint.ceiling:
-        said = f"and its multiplier is at its ceiling of {constraint.ceiling:g}"
+        state = f"and its multiplier is at its ceiling of {constraint.ceiling:g}"
         fix = "The agent may be unable to keep it: ask for less, show that it can be kept, or raise `ceiling`."
     else:
-        said = "and its multiplier is " + ("not recorded" if multiplier is None else f"{multiplier:.3g}")
+        state = "and its multiplier is " + ("not recorded" if multiplier is None else f"{multiplier:.3g}")
         fix = "Give the run more steps, or the constraint a higher `rate`."
-    words = f"The constraint {constraint} is not met: the mean of the last {LOOKED_AT} steps is {mean:.3g}, {said}."
+    words = f"The constraint {constraint} is not met: the mean of the last {LOOKED_AT} steps is {mean:.3g}, {state}."
     return problem("constraint_not_met", words, fix, part=constraint.part, mean=mean, multiplier=multiplier)
 
 

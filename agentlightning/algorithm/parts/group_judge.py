@@ -72,7 +72,7 @@ class GroupVerdict:
     """Why nothing is learned from it."""
 
 
-def _said(message: Mapping[str, Any]) -> str:
+def _text_of(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     text = content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
     calls = [one.get("function") for one in message.get("tool_calls") or ()]
@@ -334,7 +334,7 @@ async def conversation_of(store: LightningStore, record: RolloutRecord) -> list[
 
 
 def _conversation(record: RolloutRecord, spans: Sequence[Span]) -> list[str]:
-    return [_said(m) for one in policy_conversations(record, spans) for m in one] or ["(no model was asked)"]
+    return [_text_of(m) for one in policy_conversations(record, spans) for m in one] or ["(no model was asked)"]
 
 
 def seed_of(seed: int, records: Sequence[RolloutRecord]) -> str:
@@ -418,13 +418,13 @@ class _Judging(RunHooks):
     def _span(self, record: RolloutRecord, verdict: GroupVerdict, scored: Scored) -> Span:
         """What the judge said of a rollout, with its reward unless the group is left out."""
         assert record.attempt is not None
-        said = {"score": scored.score, "reason": scored.reason, "agreement": verdict.agreement}
+        fields = {"score": scored.score, "reason": scored.reason, "agreement": verdict.agreement}
         why = {"masked": verdict.masked} if verdict.masked else {}
         reward = {} if verdict.masked else self._reward(record, scored.score)
         text = f"The judge: {scored.score:.2f}. {scored.reason}"
         return Span.from_attributes(
             name=ANNOTATION,
-            attributes={**{f"{ATTRIBUTES}.{k}": v for k, v in (said | why).items()}, MESSAGE_BODY: text, **reward},
+            attributes={**{f"{ATTRIBUTES}.{k}": v for k, v in (fields | why).items()}, MESSAGE_BODY: text, **reward},
             rollout_id=record.rollout.rollout_id,
             attempt_id=record.attempt.attempt_id,
         )

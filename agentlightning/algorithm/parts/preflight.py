@@ -18,8 +18,8 @@ from agentlightning.algorithm.records import flattened
 from agentlightning.algorithm.rollout_verdicts import (
     calls_no_longer,
     most_fail,
+    never_called,
     nothing_trained,
-    unheard,
     unmatched_agents,
 )
 from agentlightning.algorithm.settings import TrainingSettings
@@ -93,7 +93,7 @@ class Preflight:
         self._policies = policies
         self._compares = compares
         self._reporter = reporter
-        self._learned = self._heard = learned
+        self._learned = self._was_called = learned
         self._flat = 0
         self._highest_in_a_row = 0
         self._failed = 0
@@ -117,7 +117,7 @@ class Preflight:
         self._failed = 0 if usable else self._failed + 1
         unanswered = not usable and all(e.refused and not e.calls for e in episodes)
         if unanswered:
-            self._refuse(str(unheard(episodes, self._refused_requests)))
+            self._refuse(str(never_called(episodes, self._refused_requests)))
         elif not usable and (not self._learned or self._failed >= FLAT_STEPS):
             self._refuse(
                 f"There is nothing to learn from in this step. {most_fail(failed, len(episodes))}\n"
@@ -129,11 +129,11 @@ class Preflight:
         if not usable:
             return
         if not any(e.calls for e in usable):
-            silent = self._heard and not any(e.refused for e in usable)
-            self._refuse(str(calls_no_longer() if silent else unheard(episodes, self._refused_requests)))
+            silent = self._was_called and not any(e.refused for e in usable)
+            self._refuse(str(calls_no_longer() if silent else never_called(episodes, self._refused_requests)))
         elif not any(e.sampled_tokens for e in usable):
             self._refuse(str(nothing_trained(usable, self._selected_by)))
-        self._heard = True
+        self._was_called = True
         if (nobody := unmatched_agents(usable, self._policies)) is not None:
             self._refuse(str(nobody))
         self._object(usable)

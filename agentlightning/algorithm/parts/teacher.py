@@ -97,7 +97,7 @@ class EndpointTeacher:
         from agentlightning.net.outgoing import RedirectError, reason_of
 
         body = {"model": self._name, "prompt": ids.tolist(), "max_tokens": 1, "temperature": 0.0, **how}
-        said = ""
+        reason = ""
         for tried in range(TRIES):
             try:
                 async with session.post(self._url, json=body) as response:
@@ -105,19 +105,19 @@ class EndpointTeacher:
                         if isinstance(answer := await response.json(), dict):
                             return answer
                         raise ValueError("its answer is no JSON object")
-                    said = f"{response.status}: {(await response.text())[:300]}"
+                    reason = f"{response.status}: {(await response.text())[:300]}"
                     if response.status in (400, 422) and "echo" not in how:
                         return {}  # it may not know the parameter: the other way is tried
                     if response.status < 500 and response.status != 429:
                         break
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                said = reason_of(error)
+                reason = reason_of(error)
                 if isinstance(error, RedirectError):
                     break
             if tried + 1 < TRIES:
                 await asyncio.sleep(2.0**tried)
         raise JudgeError(
-            f"The teacher at {self._url} did not answer: {said}. Nothing was learned from this step; the last "
+            f"The teacher at {self._url} did not answer: {reason}. Nothing was learned from this step; the last "
             f"checkpoint is good. Look after the server (its key is taken from {KEY}) and resume."
         )
 

@@ -95,7 +95,7 @@ class _Watching(RunHooks):
         self._series: dict[str, list[list[float]]] = {name: [] for name in names}
         """By part: the reward and the part's mean, of each step."""
         self._best: list[str] = []
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     async def load(self, state: Mapping[str, list[list[float]]]) -> None:
         self._series |= {name: list(pairs) for name, pairs in state.items() if name in self._names}
@@ -115,11 +115,11 @@ class _Watching(RunHooks):
             elif not pairs:
                 self._say_absent(name, parts)
             found = audit(name, [pair[0] for pair in pairs], [pair[1] for pair in pairs], self._best)
-            if found is not None and name not in self._said:
-                self._said.add(name)
+            if found is not None and name not in self._reported:
+                self._reported.add(name)
                 self._reporter.verdict(str(found))
 
     def _say_absent(self, name: str, parts: Sequence[str]) -> None:
-        if name not in self._said:
-            self._said.add(name)
+        if name not in self._reported:
+            self._reported.add(name)
             self._reporter.warn(absent_part(name, " of watched_parts", parts))

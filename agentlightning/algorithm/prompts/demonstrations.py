@@ -124,15 +124,15 @@ def _corrected(turns: Turns, task: Any, field: str) -> Turns | None:
 
 def turns_of(trial: Trial, shown: Sequence[Mapping[str, str]], agent: str | None) -> Turns | None:
     """What was said in a run, without the system prompt and what was `shown` before; None if it is more than text."""
-    named = [said for who, said in trial.said_by.items() if agent is None or re.search(agent, who)]
-    said = [m for m in (named[-1] if named else ()) if m.get("role") not in ("system", "developer")]
-    if [_plain(m) for m in said[: len(shown)]] == [(m["role"], m["content"]) for m in shown]:
-        said = said[len(shown) :]
-    turns = tuple(map(_plain, said))
+    named = [messages for who, messages in trial.messages_by.items() if agent is None or re.search(agent, who)]
+    messages = [m for m in (named[-1] if named else ()) if m.get("role") not in ("system", "developer")]
+    if [_plain(m) for m in messages[: len(shown)]] == [(m["role"], m["content"]) for m in shown]:
+        messages = messages[len(shown) :]
+    turns = tuple(map(_plain, messages))
     whole = all(role in ("user", "assistant") and text for role, text in turns)
     if len(turns) < 2 or not whole or turns[0][0] != "user" or turns[-1][0] != "assistant":
         return None
-    return None if any(m.get("tool_calls") for m in said) else turns
+    return None if any(m.get("tool_calls") for m in messages) else turns
 
 
 def demonstrations_in(text: str) -> list[Turns]:

@@ -55,7 +55,7 @@ class Trial:
     error: str | None
     messages: Sequence[Mapping[str, Any]]
     """What was said: the last conversation of the rollout, with its answer."""
-    said_by: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    messages_by: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """The last conversation of each agent by its name, in the order in which they ended; "" has no name."""
     input_tokens: int = 0
     output_tokens: int = 0
@@ -190,11 +190,11 @@ class Evaluator:
                 "that rewards can have, for example reward_range=(-1, 1), or --set 'reward_range=[-1, 1]'."
             )
         spans = list(await self._context.store.query_spans(record.rollout.rollout_id, "latest"))
-        said = [c for c in conversations(spans) if c.answer is not None]
-        said_by: dict[str, Sequence[Mapping[str, Any]]] = {}
-        for call in said:
-            said_by.pop(call.agent or "", None)  # what is put in anew comes last
-            said_by[call.agent or ""] = [*call.messages, call.answer or {}]
+        with_answers = [c for c in conversations(spans) if c.answer is not None]
+        messages_by: dict[str, Sequence[Mapping[str, Any]]] = {}
+        for call in with_answers:
+            messages_by.pop(call.agent or "", None)  # what is put in anew comes last
+            messages_by[call.agent or ""] = [*call.messages, call.answer or {}]
         used = [_usage(span) for span in spans]
         return Trial(
             task=task,
@@ -202,11 +202,11 @@ class Evaluator:
             reward=reward,
             outcome=episode.outcome,
             error=record.attempt.error if record.attempt else None,
-            messages=next(reversed(said_by.values()), []),
-            said_by=said_by,
+            messages=next(reversed(messages_by.values()), []),
+            messages_by=messages_by,
             input_tokens=sum(given for given, _ in used),
             output_tokens=sum(answered for _, answered in used),
-            refusal=None if said else _refusal(spans),
+            refusal=None if with_answers else _refusal(spans),
         )
 
 

@@ -286,12 +286,12 @@ def _from_other_forms(row: Any) -> str:
     if "text" in row:
         return "Write its text as messages: what was asked as the user's, and what is learned as the assistant's. "
     pairs = (("prompt", "completion"), ("instruction", "output"), ("question", "answer"), ("prompt", "response"))
-    question, said = next((pair for pair in pairs if {*pair} <= {*row}), ("", ""))
+    question, reply = next((pair for pair in pairs if {*pair} <= {*row}), ("", ""))
     if not question:
         return ""
     return (
-        f"Write its {question} and its {said} as messages: [{{'role': 'user', 'content': row[{question!r}]}}, "
-        f"{{'role': 'assistant', 'content': row[{said!r}]}}]. "
+        f"Write its {question} and its {reply} as messages: [{{'role': 'user', 'content': row[{question!r}]}}, "
+        f"{{'role': 'assistant', 'content': row[{reply!r}]}}]. "
     )
 
 

@@ -305,8 +305,8 @@ async def _ended_by_itself(store: LightningStore, record: RolloutRecord) -> bool
     outcome = record.attempt and record.attempt.outcome
     if outcome is not Outcome.JUDGE_ERROR:
         return outcome in _ENDED_BY_THEMSELVES
-    said = await store.query_spans(record.rollout.rollout_id, "latest", name=ANNOTATION)
-    return any(JUDGED in span.attributes for span in said)
+    spans_of_parts = await store.query_spans(record.rollout.rollout_id, "latest", name=ANNOTATION)
+    return any(JUDGED in span.attributes for span in spans_of_parts)
 
 
 def _is_of_a_group(metadata: Mapping[str, Any]) -> bool:

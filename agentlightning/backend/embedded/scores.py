@@ -18,7 +18,7 @@ from agentlightning.learner.torch_learner import TorchLearner
 from agentlightning.types.arrays import np
 
 
-class AskedCall(msgspec.Struct, frozen=True):
+class ScoreCall(msgspec.Struct, frozen=True):
     """Tokens that were sampled after a prompt."""
 
     prompt_ids: Sequence[int]
@@ -31,7 +31,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     """A directory of weights, or of an adapter."""
-    calls: Sequence[AskedCall]
+    calls: Sequence[ScoreCall]
     dtype: str = "float32"
     device: str = "auto"
 
@@ -53,7 +53,7 @@ def scored(request: ScoreRequest) -> ScoredCalls:
     return ScoredCalls(*([part.tolist() for part in np.split(whole, ends)] for whole in (logprobs_E, entropy_E)))
 
 
-def packed(calls: Sequence[AskedCall]) -> PackedBatch:
+def packed(calls: Sequence[ScoreCall]) -> PackedBatch:
     """The calls as one tree, an entry per sampled token; nothing is learned from it."""
     tree = build_tree([np.array([*c.prompt_ids, *c.response_ids], dtype=np.int32) for c in calls])
     lengths = [len(c.response_ids) for c in calls]

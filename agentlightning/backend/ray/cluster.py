@@ -106,14 +106,16 @@ class Placement:
 
     async def _say_what_is_lacking(self) -> None:
         loop = asyncio.get_running_loop()
-        since, said = loop.time(), 0.0
+        since, reported = loop.time(), 0.0
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             needed = await asyncio.to_thread(_lacking, self.group)
             if not needed:
-                since, said = loop.time(), 0.0
-            elif (waited := loop.time() - since) >= max(_SAY_SECONDS, min(2 * said, said + _SAY_AT_LEAST_SECONDS)):
-                said = waited
+                since, reported = loop.time(), 0.0
+            elif (waited := loop.time() - since) >= max(
+                _SAY_SECONDS, min(2 * reported, reported + _SAY_AT_LEAST_SECONDS)
+            ):
+                reported = waited
                 logger.warning("%s", waiting(needed, _free(), waited))
 
     async def give_back(self) -> None:

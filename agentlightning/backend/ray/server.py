@@ -16,7 +16,7 @@ import msgspec
 
 from agentlightning.backend.embedded.connection import Connection
 from agentlightning.backend.embedded.protocol import ProcessSettings, SocketAddress
-from agentlightning.errors import AgentLightningError, BackendDied, EngineError, said_by_ray
+from agentlightning.errors import AgentLightningError, BackendDied, EngineError, message_of_ray
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Placed:
         try:
             return await getattr(self.actor, method).remote(*arguments)
         except RayActorError as error:
-            raise BackendDied(f"{self} ended: {said_by_ray(error)}") from error
+            raise BackendDied(f"{self} ended: {message_of_ray(error)}") from error
         except RayTaskError as error:
             cause = error.cause
             raise cause if isinstance(cause, AgentLightningError) else EngineError(f"{self}: {cause}") from error
@@ -68,7 +68,7 @@ async def arrived(name: str, actor: Any, seconds: float, at: str | None = None) 
     except TimeoutError:
         raise BackendDied(f"{name} found no place on the Ray cluster within {seconds:g} s.") from None
     except RayError as error:
-        raise BackendDied(f"{name} could not be started on the Ray cluster: {said_by_ray(error)}") from error
+        raise BackendDied(f"{name} could not be started on the Ray cluster: {message_of_ray(error)}") from error
     return Placed(name, actor, SocketAddress(host, port, key), pid, machine)
 
 
@@ -117,7 +117,7 @@ class RayServer(Connection):
         await asyncio.wait(self._ends)
         for other in self._ends:
             other.exception()  # whoever is told of it has it
-        how = "ended by itself" if error is None else f"ended: {said_by_ray(error)}"
+        how = "ended by itself" if error is None else f"ended: {message_of_ray(error)}"
         return f"{host} {how}"
 
 

@@ -92,15 +92,15 @@ class VLLMApi:
 
     async def load_weights(self, path: str) -> None:
         """Take all weights from a directory; see `worker/`."""
-        said = json.loads(await self._post("/collective_rpc", {"method": "agl_load_weights", "args": [path]}))
-        if set(said.get("results", ())) != {path}:
-            raise EngineError(f"vLLM did not load the weights in {path}; it said {said}.")
+        answers = json.loads(await self._post("/collective_rpc", {"method": "agl_load_weights", "args": [path]}))
+        if set(answers.get("results", ())) != {path}:
+            raise EngineError(f"vLLM did not load the weights in {path}; it said {answers}.")
 
     async def check(self, path: str, sums: Sums) -> None:
         """Raises EngineError where the server sees something else in a directory than what the learner wrote there."""
         body = {"method": "agl_damaged", "args": [path, msgspec.json.encode(sums).decode()]}
-        said = json.loads(await self._post("/collective_rpc", body))
-        if damaged := sorted(name for names in said["results"] for name in names):
+        answers = json.loads(await self._post("/collective_rpc", body))
+        if damaged := sorted(name for names in answers["results"] for name in names):
             raise EngineError(
                 f"Weights were damaged on their way to the vLLM server at {self.url}: {_some(damaged)}. "
                 "Start the run again; if it happens again, look at the machine's memory."
@@ -112,8 +112,8 @@ class VLLMApi:
 
     async def received_weights(self, name: str) -> str:
         """The directory with weights that this server received; empty if it did not."""
-        said = json.loads(await self._post("/collective_rpc", {"method": "agl_received", "args": [name]}))
-        return "".join(said["results"])
+        answers = json.loads(await self._post("/collective_rpc", {"method": "agl_received", "args": [name]}))
+        return "".join(answers["results"])
 
     async def drop_weights(self, name: str) -> None:
         """Remove weights that it received."""

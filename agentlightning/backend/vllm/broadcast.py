@@ -52,14 +52,14 @@ class Sender:
         process.stdin.write(json.dumps({"folder": str(folder), "terms": asdict(terms)}).encode() + b"\n")
         try:
             async with asyncio.timeout(_START_SECONDS):
-                return replace(terms, port=(await self._heard(process))["port"])
+                return replace(terms, port=(await self._answer(process))["port"])
         except TimeoutError:
             raise BackendDied(f"What sends weights did not begin within {_START_SECONDS:.0f} s.") from None
 
     async def sent(self) -> None:
         """Wait until it has sent what was offered. Raises BackendDied where it could not."""
         assert self._process is not None
-        await self._heard(self._process)
+        await self._answer(self._process)
 
     async def _start(self) -> asyncio.subprocess.Process:
         self._log.parent.mkdir(parents=True, exist_ok=True)
@@ -72,13 +72,13 @@ class Sender:
                 start_new_session=True,  # a Ctrl-C is for our process alone
             )
 
-    async def _heard(self, process: asyncio.subprocess.Process) -> dict[str, Any]:
+    async def _answer(self, process: asyncio.subprocess.Process) -> dict[str, Any]:
         assert process.stdout is not None
         line = await process.stdout.readline()
-        said = json.loads(line) if line else {"error": f"it ended; what it said is in {self._log}"}
-        if "error" in said:
-            raise BackendDied(f"Weights could not be sent: {said['error']}")
-        return said
+        answer = json.loads(line) if line else {"error": f"it ended; what it said is in {self._log}"}
+        if "error" in answer:
+            raise BackendDied(f"Weights could not be sent: {answer['error']}")
+        return answer
 
     async def end(self) -> None:
         """All connections of the group end with it. Idempotent."""

@@ -112,7 +112,7 @@ class Replica:
             self.api.url, self.process = await self._launch()
             logger.info("%s is starting at %s; its log is %s", self.name, self.api.url, self.process.log)
         loop = asyncio.get_running_loop()
-        began = said = loop.time()
+        began = reported = loop.time()
         while not await self.api.is_healthy():
             if self.process is not None and self.process.ended.done():
                 raise self.process.ended.result()
@@ -122,9 +122,9 @@ class Replica:
                     f"{self.name} did not answer within {self._start_seconds:.0f} s.{words}\n"
                     "A large model on a slow disk may need more: backend_options={'start_seconds': …}."
                 )
-            if loop.time() - said > SAY_SECONDS:
-                said = loop.time()
-                logger.info("%s is not ready yet (%.0f s)", self.name, said - began)
+            if loop.time() - reported > SAY_SECONDS:
+                reported = loop.time()
+                logger.info("%s is not ready yet (%.0f s)", self.name, reported - began)
             await asyncio.sleep(min(LOOK_SECONDS, 0.2 + (loop.time() - began) / 10))
 
     async def _bring_up(self) -> None:

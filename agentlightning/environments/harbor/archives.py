@@ -26,9 +26,9 @@ def excluded(patterns: Sequence[str]) -> list[str]:
     return [f"--exclude={pattern}" for pattern in patterns]
 
 
-def not_packed(place: str, said: str) -> ExecutorError:
+def not_packed(place: str, complaint: str) -> ExecutorError:
     """The error of a box whose tar did not pack a place with patterns."""
-    why = next((line for line in said.splitlines() if line.strip()), "it said nothing")
+    why = next((line for line in complaint.splitlines() if line.strip()), "it said nothing")
     return ExecutorError(f"{place} cannot be packed; artifacts with `exclude` need a tar with --exclude: {why[:300]}")
 
 

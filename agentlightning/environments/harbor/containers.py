@@ -157,9 +157,10 @@ async def passage(engine: str, name: str, endpoint: str | None) -> AsyncIterator
         try:
             assert process.stdout is not None
             if await process.stdout.readline() != b"there\n":
-                said = (await process.communicate())[1].decode(errors="replace")
+                complaint = (await process.communicate())[1].decode(errors="replace")
                 raise ExecutorError(
-                    f"The model cannot be reached from a container with a network of its own here: {last_words(said)}. "
+                    f"The model cannot be reached from a container with a network of its own here: "
+                    f"{last_words(complaint)}. "
                     "Entering that network needs root, or podman without root."
                 )
             yield
@@ -239,7 +240,7 @@ class ContainerBox(Box):
         with tempfile.TemporaryDirectory(prefix="agl-harbor-") as name:
             archive = Path(name) / "archive"
             call = [self._engine, "exec", "--user", "0", *where, self._name, *pack]
-            code, said = await streamed(call, client_environment(), archive)
+            code, complaint = await streamed(call, client_environment(), archive)
             if code not in (0, NO_FOLDER):
-                raise not_packed(place, said)
+                raise not_packed(place, complaint)
             return code == 0 and await asyncio.to_thread(unpacked, archive, Path(name) / "out", "", to)

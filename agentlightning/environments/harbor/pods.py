@@ -261,11 +261,11 @@ class PodBox(Box):
         with tempfile.TemporaryDirectory(prefix="agl-harbor-") as name:
             archive = Path(name) / "archive"
             command = self._command(["sh", "-c", script, where, path.name], stdin=False)
-            code, said = await streamed(command, _environment(), archive)
+            code, complaint = await streamed(command, _environment(), archive)
             if code == 3:
                 return False
             if code != 0:
-                raise ExecutorError(f"{place} cannot be copied out of a pod: {last_words(said)}")
+                raise ExecutorError(f"{place} cannot be copied out of a pod: {last_words(complaint)}")
             return await asyncio.to_thread(unpacked, archive, Path(name) / "out", path.name, to)
 
     async def _fetch_some(self, place: str, to: Path, exclude: Sequence[str]) -> bool:
@@ -273,7 +273,7 @@ class PodBox(Box):
         with tempfile.TemporaryDirectory(prefix="agl-harbor-") as name:
             archive = Path(name) / "archive"
             pack = ["sh", "-c", PACK, str(PurePosixPath(self.workdir) / place), *excluded(exclude)]
-            code, said = await streamed(self._command(pack, stdin=False), _environment(), archive)
+            code, complaint = await streamed(self._command(pack, stdin=False), _environment(), archive)
             if code not in (0, NO_FOLDER):
-                raise not_packed(place, said)
+                raise not_packed(place, complaint)
             return code == 0 and await asyncio.to_thread(unpacked, archive, Path(name) / "out", "", to)

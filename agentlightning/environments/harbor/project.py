@@ -218,21 +218,21 @@ async def _start(engine: str, command: Sequence[str], composition: Composition, 
 
 
 async def _up(engine: str, command: Sequence[str], project: str, names: Sequence[str]) -> None:
-    code, said = await _composed([*command, "up", "--detach", "--no-deps", *names])
+    code, output = await _composed([*command, "up", "--detach", "--no-deps", *names])
     for name in names:  # podman-compose ends with 0 where a container could not be started
         state = await _state(engine, f"{project}-{name}")
         if code != 0 or state is None or state[0] == "created":
-            raise ExecutorError(f"{command[0]} could not start the service {name}: {last_words(said)}")
+            raise ExecutorError(f"{command[0]} could not start the service {name}: {last_words(output)}")
 
 
 async def _composed(command: Sequence[str]) -> tuple[int, str]:
     """Run compose to its end. What it leaves running stays: podman's server of names is among it."""
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             env=client_environment(),
             start_new_session=True,
         )
@@ -243,8 +243,8 @@ async def _composed(command: Sequence[str]) -> tuple[int, str]:
                 os.killpg(process.pid, signal.SIGKILL)
             await asyncio.shield(process.wait())
             raise
-        said.seek(max(0, said.tell() - 10_000))
-        return code, said.read().decode(errors="replace")
+        output.seek(max(0, output.tell() - 10_000))
+        return code, output.read().decode(errors="replace")
 
 
 async def _state(engine: str, container: str) -> tuple[str, int] | None:

@@ -122,8 +122,8 @@ def _checked(url: str) -> str:
 
 def _commit_of(url: str, name: str | None, shown: str) -> str:
     """The commit that a branch or a tag means now; the newest one of the default branch where no name is given."""
-    said = _git("ls-remote", "--quiet", "--", url, why=f"{shown} cannot be reached")
-    found = {ref: commit for commit, ref in (line.split("\t", 1) for line in said.splitlines() if "\t" in line)}
+    printed = _git("ls-remote", "--quiet", "--", url, why=f"{shown} cannot be reached")
+    found = {ref: commit for commit, ref in (line.split("\t", 1) for line in printed.splitlines() if "\t" in line)}
     named = [f"refs/tags/{name}^{{}}", f"refs/tags/{name}", f"refs/heads/{name}"]
     wanted = ["HEAD"] if name in (None, "HEAD", "head") else named
     commit = next((found[ref] for ref in wanted if ref in found), None)
@@ -201,7 +201,7 @@ def _git(*arguments: str, why: str) -> str:
             "Tasks of a registry are fetched by git, and it is not installed: apt-get install git."
         ) from None
     try:
-        said, complaints = process.communicate(timeout=_SECONDS)
+        printed, complaints = process.communicate(timeout=_SECONDS)
     except subprocess.TimeoutExpired:
         raise ConfigError(f"{why}: git took more than {_SECONDS / 60:g} minutes.") from None
     finally:
@@ -211,7 +211,7 @@ def _git(*arguments: str, why: str) -> str:
     if process.returncode != 0:
         words = " ".join(complaints.decode(errors="replace").split())[-500:]
         raise ConfigError(f"{why}: {words or f'git ended with exit code {process.returncode}'}")
-    return said.decode(errors="replace")
+    return printed.decode(errors="replace")
 
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:

@@ -160,9 +160,9 @@ async def _let_work(box: Box, stage: Stage, work: Worker, settings: TrialSetting
         ended["timed_out"] = True
     finally:
         ended |= {"seconds": time.monotonic() - began, **({"step": stage.name} if stage.name else {})}
-        said = {"stdout": captured.stdout.text(), "stderr": captured.stderr.text()}
+        output = {"stdout": captured.stdout.text(), "stderr": captured.stderr.text()}
         record(
-            {"program": {**ended, **said, "stdout_bytes": captured.stdout.size, "stderr_bytes": captured.stderr.size}}
+            {"program": {**ended, **output, "stdout_bytes": captured.stdout.size, "stderr_bytes": captured.stderr.size}}
         )
 
 
@@ -210,23 +210,23 @@ async def _verify(
     except TimeoutError:
         raise ExecutorError(f"The verifier of {task.name} took more than {limit:g} s (verifier.timeout_sec).") from None
     finally:
-        said = captured.stdout.text() + captured.stderr.text()
-        record({"verifier": {"output": said, **({"step": stage.name} if stage.name else {})}})
-    return read_rewards(await _files_of(box), task.name, said)
+        output = captured.stdout.text() + captured.stderr.text()
+        record({"verifier": {"output": output, **({"step": stage.name} if stage.name else {})}})
+    return read_rewards(await _files_of(box), task.name, output)
 
 
 async def _files_of(box: Box) -> tuple[bytes | None, bytes | None]:
     return await box.read("/logs/verifier/reward.json"), await box.read("/logs/verifier/reward.txt")
 
 
-def read_rewards(files: tuple[bytes | None, bytes | None], name: str, said: str = "") -> dict[str, float]:
+def read_rewards(files: tuple[bytes | None, bytes | None], name: str, output: str = "") -> dict[str, float]:
     """What a verifier wrote: reward.json, an object of finite numbers, or else reward.txt, a number. Raises
     ExecutorError for anything else: no reward is not a reward of 0."""
     as_json, as_text = files
     if as_json is None and as_text is None:
         raise ExecutorError(
             f"The verifier of {name} wrote neither /logs/verifier/reward.json nor reward.txt, so that there is no "
-            f"reward. It said: {said.strip()[-_SHOWN:] or 'nothing'}"
+            f"reward. It said: {output.strip()[-_SHOWN:] or 'nothing'}"
         )
     which = "reward.txt" if as_json is None else "reward.json"
     try:

@@ -101,8 +101,8 @@ def listed(environment: Any, given: dict[str, Any]) -> None:
     print(json.dumps({"rewards_groups": rewards_groups(environment)}))  # noqa: T201
     for name, row in rows(environment, given).items():
         prompt = row["prompt"]
-        said = prompt if isinstance(prompt, str) else prompt[-1].get("content") or ""
-        known = {"id": name, "key": key_of(row), "split": name.partition("-")[0], "input": str(said)[:2000]}
+        question = prompt if isinstance(prompt, str) else prompt[-1].get("content") or ""
+        known = {"id": name, "key": key_of(row), "split": name.partition("-")[0], "input": str(question)[:2000]}
         print(json.dumps(known))  # noqa: T201
 
 

@@ -87,8 +87,8 @@ def listed(environment: Any, given: dict[str, Any]) -> None:
         except ValueError as error:
             raise SystemExit(f"runtime={spec.runtime.type}: {error}") from None
         prompt = task.data.prompt
-        said = prompt if isinstance(prompt, str) else task.data.name or ""
-        whole = {"id": task.data.idx, "key": task.key, "name": task.data.name, "input": said[:2000]}
+        question = prompt if isinstance(prompt, str) else task.data.name or ""
+        whole = {"id": task.data.idx, "key": task.key, "name": task.data.name, "input": question[:2000]}
         print(json.dumps(whole))  # noqa: T201
 
 

@@ -229,12 +229,12 @@ class _Sandbox:
                 if isinstance(found, dict):
                     return found
                 assert self._process.stderr is not None
-                said = (await self._process.stderr.read(1000)).decode(errors="replace").strip()
+                complaint = (await self._process.stderr.read(1000)).decode(errors="replace").strip()
         except TimeoutError:
             raise _BrokenSandbox(flag, f"TimeoutError: there was no answer within {seconds:g} s") from None
         except (OSError, ValueError) as error:
             raise _BrokenSandbox(flag, f"The sandbox of the grader broke: {type(error).__name__}: {error}") from error
-        raise _BrokenSandbox(flag, f"The sandbox of the grader ended. {said}".rstrip())
+        raise _BrokenSandbox(flag, f"The sandbox of the grader ended. {complaint}".rstrip())
 
 
 @asynccontextmanager

@@ -65,10 +65,10 @@ def run(source: str, request: dict[str, Any]) -> dict[str, Any]:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILE]
         where = f" ({FILE}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
         try:
-            said = str(error).strip()
+            complaint = str(error).strip()
         except BaseException:  # a __str__ of the grader's own
-            said = ""
-        return {"error": f"{type(error).__name__}{': ' if said else ''}{said[:1000]}{where}"}
+            complaint = ""
+        return {"error": f"{type(error).__name__}{': ' if complaint else ''}{complaint[:1000]}{where}"}
 
 
 def limit(memory: int, files: int) -> None:

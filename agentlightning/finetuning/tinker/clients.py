@@ -107,7 +107,7 @@ class TinkerSession:
     created_at: float
     metadata: Mapping[str, Any]
     display_name: str | None
-    heard_at: float
+    last_request_at: float
     training: list[str] = field(default_factory=list)
     sampling: list[str] = field(default_factory=list)
     finished: str | None = None

@@ -374,8 +374,8 @@ async def external_weights_urls(call: TinkerCall) -> Any:
 
 async def fetch_file(call: TinkerCall) -> Any:
     """A file of a checkpoint, by a URL that `external_weights_urls` made."""
-    said, _, signed = call.path("token").partition("-")
-    inside, until = call.path("file"), whole_number(said) or 0
+    expiry, _, signed = call.path("token").partition("-")
+    inside, until = call.path("file"), whole_number(expiry) or 0
     good = hmac.compare_digest(signed.encode(), _signature(call.secret, inside, until).encode())
     file = call.service.archive.folder / inside
     if not good or until < time.time() or not file.is_file():

@@ -76,7 +76,7 @@ class TinkerService:
             await asyncio.sleep(_LOOK_SECONDS)
             silent = time.monotonic() - SESSION_SECONDS
             try:
-                for session in [one for one in self.sessions.values() if one.heard_at < silent]:
+                for session in [one for one in self.sessions.values() if one.last_request_at < silent]:
                     logger.info("Nothing is heard of session %s any more; it ends", session.id)
                     del self.sessions[session.id]
                     await self.end(session)
@@ -106,7 +106,7 @@ class TinkerService:
             created_at=time.time(),
             metadata=metadata,
             display_name=body.display_name,
-            heard_at=time.monotonic(),
+            last_request_at=time.monotonic(),
         )
         self.sessions[session.id] = session
         return session
@@ -127,7 +127,7 @@ class TinkerService:
         session = self.session(owner, key)
         if session.finished is not None:
             raise Refusal(f"The session '{key}' is finished.", status=410, code="finished")
-        session.heard_at = time.monotonic()
+        session.last_request_at = time.monotonic()
         return session
 
     async def end(self, session: TinkerSession) -> None:

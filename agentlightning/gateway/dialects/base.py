@@ -179,7 +179,7 @@ class Dialect(ABC):
         """A provider's answer with its `id`, `model` and `usage` under these names."""
         return dict(answer)
 
-    def said(self, answer: Body) -> Message | None:
+    def answer_message(self, answer: Body) -> Message | None:
         """The message in a provider's answer. A body that cannot be read may raise what reading it raises."""
         return None
 

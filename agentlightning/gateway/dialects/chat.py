@@ -158,13 +158,13 @@ class ChatDialect(Dialect):
     def asking_for_usage(self, body: Body) -> Body:
         return streaming_usage(body)
 
-    def said(self, answer: Body) -> Message | None:
+    def answer_message(self, answer: Body) -> Message | None:
         return neutral_message(answer["choices"][0]["message"], "message", Reading())
 
     def gather(self, events: Sequence[Body]) -> dict[str, Any]:
         whole: dict[str, Any] = {}
         begun = False
-        said: dict[str, Any] = {"role": "assistant", "content": "", "reasoning_content": ""}
+        message: dict[str, Any] = {"role": "assistant", "content": "", "reasoning_content": ""}
         calls: dict[int, dict[str, Any]] = {}
         ids: list[int] = []
         for event in events:
@@ -177,7 +177,7 @@ class ChatDialect(Dialect):
                 ids += choice.get("token_ids") or ()
                 delta = choice.get("delta") or {}
                 for name in ("content", "reasoning_content"):
-                    said[name] += delta.get(name) or ""
+                    message[name] += delta.get(name) or ""
                 for part in delta.get("tool_calls") or ():
                     empty = {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
                     call = calls.setdefault(part.get("index", 0), empty)
@@ -185,8 +185,8 @@ class ChatDialect(Dialect):
                     for name, text in (part.get("function") or {}).items():
                         call["function"][name] = call["function"].get(name, "") + (text or "")
         if calls:
-            said["tool_calls"] = [calls[index] for index in sorted(calls)]
-        return {**whole, "choices": [{"message": said, "token_ids": ids}]} if begun else whole
+            message["tool_calls"] = [calls[index] for index in sorted(calls)]
+        return {**whole, "choices": [{"message": message, "token_ids": ids}]} if begun else whole
 
 
 class _ChatWriter:
@@ -260,8 +260,8 @@ def neutral_message(message: Any, where: str, reading: Reading) -> Message:
         case "assistant":
             calls = _calls(message, where, reading)
             reasoning = message.get("reasoning_content") or message.get("reasoning")
-            said = content or typed(message, "refusal", str, "")
-            return assistant_message(said, calls, reasoning if isinstance(reasoning, str) else None)
+            text = content or typed(message, "refusal", str, "")
+            return assistant_message(text, calls, reasoning if isinstance(reasoning, str) else None)
         case "tool" | "function":
             neutral: Message = {"role": "tool", "content": content}
             return neutral | {k: message[k] for k in ("tool_call_id", "name") if isinstance(message.get(k), str)}

@@ -54,7 +54,7 @@ def _without_thinking(
     if keep == "all" or (isinstance(keep, dict) and keep.get("type") == "all"):
         return messages, None
     kept = _amount(edit, "keep", "thinking_turns", _KEPT_TURNS, where)
-    turns = [at for at, m in enumerate(messages) if any(b.get("type") in _THOUGHTS for b in _said(m))]
+    turns = [at for at, m in enumerate(messages) if any(b.get("type") in _THOUGHTS for b in _blocks(m))]
     gone = set(turns[: max(0, len(turns) - kept)])
     if not gone:
         return messages, None
@@ -70,7 +70,7 @@ def _without_tool_uses(
     body: Mapping[str, Any], messages: Sequence[Any], edit: Mapping[str, Any], where: str
 ) -> tuple[Sequence[Any], Mapping[str, int] | None]:
     spared = typed(edit, "exclude_tools", list, [])
-    uses = {str(b.get("id")): str(b.get("name")) for m in messages for b in _said(m) if b.get("type") == "tool_use"}
+    uses = {str(b.get("id")): str(b.get("name")) for m in messages for b in _blocks(m) if b.get("type") == "tool_use"}
     if not _is_due(body, messages, edit, len(uses), where):
         return messages, None
     kept = _amount(edit, "keep", "tool_uses", _KEPT_USES, where)
@@ -114,7 +114,7 @@ def _cleared_block(block: Any, gone: Mapping[str, bool]) -> Any:
     return block
 
 
-def _said(message: Any) -> list[Mapping[str, Any]]:
+def _blocks(message: Any) -> list[Mapping[str, Any]]:
     """The blocks of an assistant's message."""
     if not isinstance(message, dict) or message.get("role") != "assistant":
         return []

@@ -25,12 +25,12 @@ from agentlightning.gateway.dialects.fields import (
     typed,
 )
 from agentlightning.gateway.dialects.tables.messages import (
+    ASSISTANT_BLOCKS,
     FIELDS,
     MESSAGE,
     NESTED,
     OUTPUT_CONFIG,
     PARTS,
-    SAID,
     TOOL_CHOICE,
     TOOLS,
     USER_PARTS,
@@ -142,7 +142,7 @@ class MessagesDialect(Dialect):
     def credentials(self, api_key: str | None) -> dict[str, str]:
         return {"anthropic-version": "2023-06-01", **({"x-api-key": api_key} if api_key else {})}
 
-    def said(self, answer: Body) -> Message | None:
+    def answer_message(self, answer: Body) -> Message | None:
         return neutral_answer(answer["content"], "content", Reading())
 
     def gather(self, events: Sequence[Body]) -> dict[str, Any]:
@@ -316,20 +316,20 @@ def _messages(message: Any, where: str, reading: Reading) -> list[Message]:
 def neutral_answer(content: Any, where: str, reading: Reading) -> Message:
     """What an assistant said, as a neutral message."""
     if not isinstance(content, list):
-        return assistant_message(text_of(content, where, SAID, reading), [], None)
+        return assistant_message(text_of(content, where, ASSISTANT_BLOCKS, reading), [], None)
     texts, thoughts, calls = [], [], []
     for index, block in enumerate(content):
         place = f"{where}[{index}]"
         match block.get("type") if isinstance(block, dict) else None:
             case "thinking":
-                reading.known(block, SAID, place)
+                reading.known(block, ASSISTANT_BLOCKS, place)
                 thoughts.append(typed(block, "thinking", str, ""))
             case "tool_use":
-                reading.known(block, SAID, place)
+                reading.known(block, ASSISTANT_BLOCKS, place)
                 called = {**block, "input": _unwrapped(block.get("input") or {})}
                 calls.append(sent_call(called, place, id="id", arguments="input"))
             case _:
-                texts.append(part_text(block, place, SAID, reading))
+                texts.append(part_text(block, place, ASSISTANT_BLOCKS, reading))
     return assistant_message("".join(texts), calls, "".join(thoughts))
 
 

@@ -62,7 +62,7 @@ SETTINGS = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens":
 
 _CALLS = {"function": "function_call", "custom": "custom_tool_call"}
 """The items that call tools of these kinds."""
-_SAID = {"function_call": "arguments", "custom_tool_call": "input"}
+_DELTA_FIELDS = {"function_call": "arguments", "custom_tool_call": "input"}
 """Where such an item has what the tool is called with."""
 _ID_LENGTH = 32
 """Of what is random in a response's id (`uuid4().hex`)."""
@@ -131,7 +131,7 @@ class ResponsesDialect(Dialect):
     def refuse(self, refusal: Refusal) -> bytes:
         return msgspec.json.encode(openai_error(refusal))
 
-    def said(self, answer: Body) -> Message | None:
+    def answer_message(self, answer: Body) -> Message | None:
         return neutral_messages(answer["output"], Reading())[-1]
 
     def gather(self, events: Sequence[Body]) -> dict[str, Any]:
@@ -170,14 +170,19 @@ class _ResponsesWriter:
         whole = _items(choice, self._id, self._request, self._rendering)
         for item in whole[len(self._items) :]:
             at = len(self._items)
-            said = _SAID.get(item["type"])
-            empty = {**item, "status": "in_progress", **({said: ""} if said else {})}
+            delta_field = _DELTA_FIELDS.get(item["type"])
+            empty = {**item, "status": "in_progress", **({delta_field: ""} if delta_field else {})}
             out += self._event("response.output_item.added", output_index=at, item=empty)
-            if said:
+            if delta_field:
                 place = {"item_id": item["id"], "output_index": at}
-                named = {"name": item["name"]} if said == "arguments" else {}
-                out += self._event(f"response.{item['type']}_{said}.delta", **place, delta=item[said])
-                out += self._event(f"response.{item['type']}_{said}.done", **place, **{said: item[said]}, **named)
+                named = {"name": item["name"]} if delta_field == "arguments" else {}
+                out += self._event(f"response.{item['type']}_{delta_field}.delta", **place, delta=item[delta_field])
+                out += self._event(
+                    f"response.{item['type']}_{delta_field}.done",
+                    **place,
+                    **{delta_field: item[delta_field]},
+                    **named,
+                )
             out += self._event("response.output_item.done", output_index=at, item=item)
             self._items.append(item)
         return out
@@ -277,13 +282,13 @@ def _referred(item: Mapping[str, Any], where: str, answered: Answered) -> dict[s
     response_id, number = f"resp_{rest[:_ID_LENGTH]}", rest[_ID_LENGTH:]
     which = whole_number(number)
     if rest and response_id in answered and (number == "" or which is not None):
-        said = answered[response_id][-1]
-        calls = said.get("tool_calls", ())
+        answer = answered[response_id][-1]
+        calls = answer.get("tool_calls", ())
         match prefix:
-            case "rs" if said.get("reasoning_content"):
-                return {"type": "reasoning", "content": [_part("reasoning", said["reasoning_content"])]}
+            case "rs" if answer.get("reasoning_content"):
+                return {"type": "reasoning", "content": [_part("reasoning", answer["reasoning_content"])]}
             case "msg" if not number:
-                return {"type": "message", "role": "assistant", "content": said["content"]}
+                return {"type": "message", "role": "assistant", "content": answer["content"]}
             case "fc" | "ctc" if which is not None and which < len(calls):
                 call = calls[which]
                 return {"type": "function_call", "call_id": call["id"], **call["function"]}
@@ -301,7 +306,7 @@ def neutral_messages(given: Any, reading: Reading) -> list[Message]:
     if not isinstance(given, list):
         raise Refusal("'input' must be a string or a list of items.", code="invalid_type", param="input")
     messages: list[Message] = []
-    said: dict[str, Any] | None = None  # the parts of the assistant message that is being put together
+    turn: dict[str, Any] | None = None  # the parts of the assistant message that is being put together
     for index, item in enumerate(given):
         where = f"input[{index}]"
         kind = reading.known(item, ITEMS, where)
@@ -309,16 +314,16 @@ def neutral_messages(given: Any, reading: Reading) -> list[Message]:
             continue
         part = _assistant_part(item, kind, where, reading)
         if part is None:
-            said = None
+            turn = None
             messages.append(_message(item, kind, where, reading))
             continue
-        if said is None or _begins_anew(said, part):
-            said = {"content": "", "calls": [], "reasoning": ""}
+        if turn is None or _begins_anew(turn, part):
+            turn = {"content": "", "calls": [], "reasoning": ""}
             messages.append({})
-        said["content"] += part.get("content", "")
-        said["calls"] += part.get("calls", [])
-        said["reasoning"] += part.get("reasoning", "")
-        messages[-1] = assistant_message(said["content"], said["calls"], said["reasoning"])
+        turn["content"] += part.get("content", "")
+        turn["calls"] += part.get("calls", [])
+        turn["reasoning"] += part.get("reasoning", "")
+        messages[-1] = assistant_message(turn["content"], turn["calls"], turn["reasoning"])
     return messages
 
 
@@ -339,11 +344,11 @@ def _assistant_part(item: Mapping[str, Any], kind: str, where: str, reading: Rea
     return None
 
 
-def _begins_anew(said: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
+def _begins_anew(turn: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
     """A response's items come as reasoning, message, calls; going back in that order begins another response."""
     if part.get("reasoning"):
-        return bool(said["content"] or said["calls"])
-    return "content" in part and bool(said["content"] or said["calls"])
+        return bool(turn["content"] or turn["calls"])
+    return "content" in part and bool(turn["content"] or turn["calls"])
 
 
 def _message(item: Mapping[str, Any], kind: str, where: str, reading: Reading) -> Message:
@@ -443,13 +448,13 @@ def _call(call: ToolCall, number: int, response_id: str, origins: Mapping[str, A
     """A call as the kind of item that its client's declaration of the tool asks for."""
     origin = origin_of(call, origins)
     kind = _CALLS[origin.kind]
-    said = text_of_call(call.arguments) if origin.kind == "custom" else call.arguments
+    text = text_of_call(call.arguments) if origin.kind == "custom" else call.arguments
     item = {
         "type": kind,
         "id": f"{_item_id(kind, response_id)}{number}",
         "call_id": call.id,
         "name": origin.name,
-        _SAID[kind]: said,
+        _DELTA_FIELDS[kind]: text,
         "status": "completed",
     }
     return item if origin.namespace is None else {**item, "namespace": origin.namespace}

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _StoredCall:
     """A stored call: its turn, and the messages up to and including its answer."""
 
     turn: Turn
@@ -46,16 +46,16 @@ async def restore(store: LightningStore, live: LiveAttempt, only: str | None = N
         return
     spans = await store.query_spans(live.rollout_id, live.attempt_id)
     attributes = {span.attributes[CALL_ID]: span.attributes for span in spans if CALL_ID in span.attributes}
-    said: dict[str, _Said] = {}
+    stored: dict[str, _StoredCall] = {}
     for call in calls:
         own = attributes.get(call.info.call_id, {})
-        added = _add(live, call, own, attributes.get(own.get(SAME_INPUT, ""), own), said)
+        added = _add(live, call, own, attributes.get(own.get(SAME_INPUT, ""), own), stored)
         if only is not None:
             continue
         if added:
             _count(live, call)
         if live.replay is not None and call.info.error is None:
-            live.replay.resume(call.info.used, said[call.info.call_id].messages[-1] if added else None)
+            live.replay.resume(call.info.used, stored[call.info.call_id].messages[-1] if added else None)
     if only is not None:
         return
     live.requests = len({call.info.response_id for call in calls})
@@ -74,12 +74,14 @@ def _continued(calls: Sequence[Call], last: str) -> list[Call]:
     return chain[::-1]
 
 
-def _add(live: LiveAttempt, call: Call, attributes: Attributes, input: Attributes, said: dict[str, _Said]) -> bool:
+def _add(
+    live: LiveAttempt, call: Call, attributes: Attributes, input: Attributes, stored: dict[str, _StoredCall]
+) -> bool:
     """Whether the call could be added. `input`: the attributes that hold its input, its own or those of the response's
     first choice.
     """
     info = call.info
-    parent = said.get(info.parent_call_id) if info.parent_call_id else None
+    parent = stored.get(info.parent_call_id) if info.parent_call_id else None
     new = [message_of(m) for m in json.loads(input.get("gen_ai.input.messages", "[]"))]
     outputs = [message_of(m) for m in json.loads(attributes.get("gen_ai.output.messages", "[]"))]
     if info.parent_call_id and parent is None:
@@ -90,7 +92,7 @@ def _add(live: LiveAttempt, call: Call, attributes: Attributes, input: Attribute
     arguments = parent.arguments if parent else json.loads(input.get(ARGUMENTS, "{}"))
     answer: Message = outputs[0] if outputs else {"role": "assistant", "content": ""}
     turn = live.session(info.policy).restore(call, messages, tools, answer, parent.turn if parent else None, arguments)
-    said[info.call_id] = _Said(turn, [*messages, answer], tools, arguments)
+    stored[info.call_id] = _StoredCall(turn, [*messages, answer], tools, arguments)
     remembers_from = attributes.get(REMEMBERS_FROM)
     if remembers_from is not None:
         live.answered[info.response_id] = [*messages[remembers_from:], answer]

@@ -24,6 +24,7 @@ from agentlightning.gateway.large.wire import (
     Bridge,
     Encode,
     Exceeds,
+    Flag,
     Grammar,
     Impossible,
     MakeGrammar,
@@ -34,7 +35,6 @@ from agentlightning.gateway.large.wire import (
     Read,
     RefusedRequest,
     Render,
-    Said,
     Taken,
     TokenIds,
     Unloadable,
@@ -129,7 +129,7 @@ class LargeRequests:
         source = self._source(rendering)
         if source is not None:
             found = await self._ask(owner, source, Exceeds(source, texts, tokens))
-            if isinstance(found, Said):
+            if isinstance(found, Flag):
                 return found.yes
         gone = threading.Event()
         try:

@@ -146,8 +146,8 @@ class RefusedRequest(msgspec.Struct, frozen=True, tag=True):
     @classmethod
     def by(cls, refusal: Refusal, model: str = "unknown") -> RefusedRequest:
         too_long = refusal.wire_code == "context_length_exceeded"
-        said = refusal.message, refusal.status, refusal.kind, refusal.wire_code, refusal.param
-        return cls(model, *said, too_long=too_long)
+        parts = refusal.message, refusal.status, refusal.kind, refusal.wire_code, refusal.param
+        return cls(model, *parts, too_long=too_long)
 
     def refusal(self) -> Refusal:
         return Refusal(self.message, status=self.status, kind=self.kind, code=self.code, param=self.param)
@@ -159,7 +159,7 @@ class TokenIds(msgspec.Struct, frozen=True, tag=True):
     ids: bytes | None
 
 
-class Said(msgspec.Struct, frozen=True, tag=True):
+class Flag(msgspec.Struct, frozen=True, tag=True):
     yes: bool
 
 
@@ -193,7 +193,7 @@ Answer = (
     | Unmeasured
     | RefusedRequest
     | TokenIds
-    | Said
+    | Flag
     | Grammar
     | Impossible
     | Unloadable

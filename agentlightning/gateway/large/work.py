@@ -20,6 +20,7 @@ from agentlightning.gateway.large.wire import (
     Counted,
     Encode,
     Exceeds,
+    Flag,
     Grammar,
     Impossible,
     Load,
@@ -31,7 +32,6 @@ from agentlightning.gateway.large.wire import (
     Read,
     RefusedRequest,
     Render,
-    Said,
     Taken,
     TokenIds,
     Unloadable,
@@ -116,7 +116,7 @@ def answer(question: Question, body: bytes | bytearray, stopped: Stopped) -> byt
 def _answer(question: Question, body: bytes | bytearray, stopped: Stopped) -> Answer:
     match question:
         case Load():
-            return Said(_least(question.source) > 0)
+            return Flag(_least(question.source) > 0)
         case Read():
             return _read(question, body, stopped)
         case Render():
@@ -133,7 +133,7 @@ def _answer(question: Question, body: bytes | bytearray, stopped: Stopped) -> An
         case Encode():
             return TokenIds(int32_bytes(_rendering(question.source).encode(question.text)))
         case Exceeds():
-            return Said(_rendering(question.source).exceeds(question.texts, question.tokens, stopped))
+            return Flag(_rendering(question.source).exceeds(question.texts, question.tokens, stopped))
         case MakeGrammar():
             return _grammar(question)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from agentlightning.gateway.routing.overheard import Overheard
+from agentlightning.gateway.routing.forwarded import ForwardedMessages
 from agentlightning.rendering.messages import Message, Tool
 from agentlightning.types import Attributes, CallInfo, OtelResource, Span, SpanStatus
 from agentlightning.types.left_out import LeftOut
@@ -136,7 +136,7 @@ def forwarded_span(
     place: Place,
     call: Forwarded,
     response: bytes,
-    heard: Overheard,
+    forwarded: ForwardedMessages,
     end: float,
     error: str | None,
 ) -> Span:
@@ -151,14 +151,14 @@ def forwarded_span(
         "agentlightning.dialect": call.dialect,
         "agentlightning.request": call.request,
         "agentlightning.response": response.decode("utf-8", "replace"),
-        **_answer_attributes(heard.answer),
+        **_answer_attributes(forwarded.answer),
     }
-    if heard.messages:
-        attributes["gen_ai.input.messages"] = _json([_parts(m) for m in heard.messages])
-    if heard.said is not None:
-        attributes["gen_ai.output.messages"] = _json([_parts(heard.said)])
-    if heard.tools:
-        attributes["gen_ai.tool.definitions"] = _json(heard.tools)
+    if forwarded.messages:
+        attributes["gen_ai.input.messages"] = _json([_parts(m) for m in forwarded.messages])
+    if forwarded.answer_message is not None:
+        attributes["gen_ai.output.messages"] = _json([_parts(forwarded.answer_message)])
+    if forwarded.tools:
+        attributes["gen_ai.tool.definitions"] = _json(forwarded.tools)
     if place.agent is not None:
         attributes["gen_ai.agent.name"] = place.agent
     return Span(

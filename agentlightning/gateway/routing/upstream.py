@@ -31,7 +31,7 @@ from agentlightning.gateway.limits import in_background
 from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.recording.records import Forwarded, Place, forwarded_span
 from agentlightning.gateway.recording.refusals import record_refusal
-from agentlightning.gateway.routing.overheard import answer_in, overhear
+from agentlightning.gateway.routing.forwarded import answer_in, read_forwarded
 from agentlightning.gateway.routing.settings import RoutingSettings
 from agentlightning.gateway.routing.spending import Account, SpendingLimits, TokenPrice, Usage
 from agentlightning.keys import not_empty
@@ -156,7 +156,7 @@ class Upstream:
             live.mark_infra_error(why)
             raise Refusal(why, status=502, kind="server_error", code="upstream_error") from failure
         finally:
-            self._record(live, place, call, _Heard(dialect, sent, bytes(kept), answers, large), error)
+            self._record(live, place, call, _Exchange(dialect, sent, bytes(kept), answers, large), error)
             self.account.release(live, expected)
 
     def _mark(self, live: LiveAttempt, status: int) -> None:
@@ -208,33 +208,35 @@ class Upstream:
             self._session = http_session(connector=aiohttp.TCPConnector(limit=0), timeout=timeout, trust_env=True)
         return self._session
 
-    def _record(self, live: LiveAttempt, place: Place, call: Forwarded, heard: _Heard, error: str | None) -> None:
+    def _record(
+        self, live: LiveAttempt, place: Place, call: Forwarded, exchanged: _Exchange, error: str | None
+    ) -> None:
         end = time.time()
 
         def settle() -> tuple[dict[str, Any], Attributes]:
-            answer = answer_in(heard.dialect, heard.response)
+            answer = answer_in(exchanged.dialect, exchanged.response)
             usage = Usage.reported(answer)
-            if usage is None and heard.answers and self.account.counts_tokens:
-                usage = Usage.guessed(call.request, heard.response)
+            if usage is None and exchanged.answers and self.account.counts_tokens:
+                usage = Usage.guessed(call.request, exchanged.response)
             return answer, self.account.charge(live, usage or Usage())
 
         # The next call's limits depend on it, and a large record is made in another thread, which counts nothing.
-        settled = settle() if self.account.counts_tokens or heard.large else None
+        settled = settle() if self.account.counts_tokens or exchanged.large else None
 
         def draft() -> Span:
             answer, used = settled or settle()
-            read = overhear(heard.dialect, heard.request, answer)
-            span = forwarded_span(live.rollout_id, live.attempt_id, place, call, heard.response, read, end, error)
+            read = read_forwarded(exchanged.dialect, exchanged.request, answer)
+            span = forwarded_span(live.rollout_id, live.attempt_id, place, call, exchanged.response, read, end, error)
             return span.model_copy(update={"attributes": {**span.attributes, **used}})
 
-        self._recorder.put(live.key, draft, large=heard.large)
+        self._recorder.put(live.key, draft, large=exchanged.large)
 
 
 def _text(sent: Mapping[str, Any]) -> str:
     return msgspec.json.encode(sent).decode()
 
 
-class _Heard(NamedTuple):
+class _Exchange(NamedTuple):
     """What went both ways."""
 
     dialect: Dialect

@@ -19,10 +19,10 @@ def split_prompt(planned: PlannedRequest) -> tuple[Int32Array, Int32Array]:
 
 def text_after(begun: str, content: str) -> str:
     """A text without what it began with; the parser has taken white space off its start."""
-    said = begun.strip()
-    if not content.startswith(said):
+    begun_text = begun.strip()
+    if not content.startswith(begun_text):
         return content
-    return content[len(said) :].removeprefix(begun[len(begun.rstrip()) :])
+    return content[len(begun_text) :].removeprefix(begun[len(begun.rstrip()) :])
 
 
 def without_stop(ids: Int32Array, stops: Sequence[int]) -> Int32Array:

@@ -410,7 +410,7 @@ class Sampler:
     def _diverged(arrival: Arrival) -> Divergence | None:
         """How the attempt left its recording, said at the first call that did."""
         replay = arrival.live.replay
-        return replay.said() if replay is not None else None
+        return replay.take_divergence() if replay is not None else None
 
     def _selected(self, arrival: Arrival) -> bool:
         return self._selection.includes(arrival.place.agent, arrival.request.messages)

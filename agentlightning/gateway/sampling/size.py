@@ -31,10 +31,10 @@ def too_long(prompt_tokens: int, max_context: int) -> Refusal:
 
 def fewest_tokens(request: CallRequest, rendering: Rendering, least: Callable[[], int]) -> int:
     """A number of tokens that the request's mere length says it has; `least`: see `least_of`."""
-    said = 0
+    tokens = 0
     if len(request.messages) > MANY:
-        said = least() * sum(bool(m["content"] or m.get("tool_calls")) for m in request.messages)
-    return max(said, size_of(request) // rendering.longest_token)
+        tokens = least() * sum(bool(m["content"] or m.get("tool_calls")) for m in request.messages)
+    return max(tokens, size_of(request) // rendering.longest_token)
 
 
 def least_of(rendering: Rendering) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from agentlightning.errors import AgentLightningError, BackendDied, missing_extra, said_by_ray
+from agentlightning.errors import AgentLightningError, BackendDied, message_of_ray, missing_extra
 from agentlightning.learner.policy import Policy
 from agentlightning.learner.verl.adapter import adapter_of
 from agentlightning.learner.verl.packed_attention import ATTENTION
@@ -44,8 +44,8 @@ class Workers:
         from verl.protocol import DataProtoFuture
 
         try:
-            said = getattr(self._group, verb)(*arguments)
-            return said.get() if isinstance(said, DataProtoFuture) else said
+            results = getattr(self._group, verb)(*arguments)
+            return results.get() if isinstance(results, DataProtoFuture) else results
         except RayError as error:
             ended = self._ended()
             self.end()
@@ -72,7 +72,7 @@ class Workers:
                     ray.get(one)
             except RayActorError as error:
                 name = self._names[rank] if self._names else f"verl worker {rank}"
-                found.append(f"{name} ended: {said_by_ray(error)}")
+                found.append(f"{name} ended: {message_of_ray(error)}")
         return found
 
     def end(self) -> None:

@@ -77,7 +77,7 @@ class ClusterApi:
         async def read(response: aiohttp.ClientResponse) -> dict[str, Any]:
             return json.loads(await response.read())
 
-        return await self._until_heard(read, method, self._at(kind, name), json=body, params=query)
+        return await self._until_answered(read, method, self._at(kind, name), json=body, params=query)
 
     async def make(self, kind: str, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
         """Make it; None where there is one of this name."""
@@ -106,7 +106,7 @@ class ClusterApi:
             return output
 
         query = {"container": CONTAINER, "limitBytes": str(most)}
-        return await self._until_heard(read, "GET", self._at("pods", f"{pod}/log"), params=query)
+        return await self._until_answered(read, "GET", self._at("pods", f"{pod}/log"), params=query)
 
     async def news(self, selector: str, version: str, seconds: float) -> None:
         """Return at the next change of these pods, when the time is over, or soon after the watch broke."""
@@ -124,7 +124,7 @@ class ClusterApi:
             logger.debug("A watch broke: %s", error)
         await asyncio.sleep(WATCH_PAUSE_SECONDS)
 
-    async def _until_heard(
+    async def _until_answered(
         self, read: Callable[[aiohttp.ClientResponse], Awaitable[T]], method: str, url: str, **options: Any
     ) -> T:
         import aiohttp

@@ -32,16 +32,16 @@ class Complaints:
 
     def __init__(self) -> None:
         self._last: str | None = None
-        self._said = 0.0
+        self._reported = 0.0
 
     def about(self, error: BaseException) -> None:
         if str(error) != self._last:
             logger.error("The store's watchdog failed; it keeps trying.", exc_info=error)
-        elif time.monotonic() - self._said > REPEAT_SECONDS:
+        elif time.monotonic() - self._reported > REPEAT_SECONDS:
             logger.error("The store's watchdog still fails: %s", error)
         else:
             return
-        self._last, self._said = str(error), time.monotonic()
+        self._last, self._reported = str(error), time.monotonic()
 
 
 class JobTurn(IntEnum):

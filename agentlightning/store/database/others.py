@@ -10,7 +10,7 @@ import time
 
 import msgspec
 
-Heard = tuple[str, float | None]
+Heartbeat = tuple[str, float | None]
 """Who says so, and the time before which all that came there is stored; None from one that closes."""
 FORGET_SECONDS = 15.0
 """A store that has said nothing for so long is taken to be gone."""
@@ -21,20 +21,22 @@ class Others:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._heard: dict[str, tuple[float, float]] = {}
+        self._heartbeats: dict[str, tuple[float, float]] = {}
         """Of each, the time before which all that came to it is stored, and when it said so by our steady clock."""
 
     def hear(self, payload: str) -> None:
-        name, heard = msgspec.json.decode(payload, type=Heard)
+        name, beat = msgspec.json.decode(payload, type=Heartbeat)
         if name == self._name:
             return
-        if heard is None:
-            self._heard.pop(name, None)
+        if beat is None:
+            self._heartbeats.pop(name, None)
         else:
-            self._heard[name] = (heard, time.monotonic())
+            self._heartbeats[name] = (beat, time.monotonic())
 
     def lag(self) -> float:
         """How many seconds ago the oldest thing came to one of them that is not stored."""
         forgotten = time.monotonic() - FORGET_SECONDS
         now = time.time()
-        return max((now - heard for heard, said in list(self._heard.values()) if said > forgotten), default=0.0)
+        return max(
+            (now - beat for beat, received in list(self._heartbeats.values()) if received > forgotten), default=0.0
+        )

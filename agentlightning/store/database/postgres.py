@@ -43,7 +43,7 @@ from agentlightning.store.database.jobs import (
 from agentlightning.store.database.link import RECONNECT_SECONDS, Connection, Outage, ThreadLink, connect, translate
 from agentlightning.store.database.migrate import prepare_postgres
 from agentlightning.store.database.notify import Notifier
-from agentlightning.store.database.others import Heard, Others
+from agentlightning.store.database.others import Heartbeat, Others
 from agentlightning.store.database.transaction import (
     DIALECTS,
     Changes,
@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CHANNEL = "agl_store"
-HEARD_CHANNEL = "agl_store_heard"
+HEARTBEAT_CHANNEL = "agl_store_heard"
 IDS_PER_NOTIFICATION = 100
 RUNS_PER_NOTIFICATION = 10
 """A notification holds 8,000 bytes."""
@@ -262,14 +262,14 @@ class PostgresDatabase:
             if time.monotonic() >= next_news or not open_:
                 self._beats.loops.ask()
                 next_news = time.monotonic() + self._tick_seconds
-                self._say_heard(writer, last=not open_)
+                self._send_heartbeat(writer, last=not open_)
         writer.close()
 
-    def _say_heard(self, writer: ThreadLink, last: bool) -> None:
-        heard: Heard = (self._name, None if last else time.time() - self._lag())
+    def _send_heartbeat(self, writer: ThreadLink, last: bool) -> None:
+        heartbeat: Heartbeat = (self._name, None if last else time.time() - self._lag())
         try:
             writer.connection().execute(
-                "SELECT pg_notify(%s, %s)", (HEARD_CHANNEL, msgspec.json.encode(heard).decode())
+                "SELECT pg_notify(%s, %s)", (HEARTBEAT_CHANNEL, msgspec.json.encode(heartbeat).decode())
             )
         except (psycopg.Error, StoreUnavailableError) as error:
             logger.debug("The other stores do not hear how far this one is: %s", error)
@@ -391,13 +391,13 @@ class PostgresDatabase:
         while not self._closed.is_set():
             try:
                 connection = link.connection()
-                for channel in (CHANNEL, HEARD_CHANNEL):
+                for channel in (CHANNEL, HEARTBEAT_CHANNEL):
                     connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
                 # What was committed while nobody listened is found by looking again.
                 self._notifier.everybody()
                 while not self._closed.is_set():
                     for notification in connection.notifies(timeout=0.2):
-                        if notification.channel == HEARD_CHANNEL:
+                        if notification.channel == HEARTBEAT_CHANNEL:
                             self._others.hear(notification.payload)
                         else:
                             self._hear(notification.payload)

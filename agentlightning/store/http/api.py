@@ -85,8 +85,8 @@ class StoreApi:
         if (own := self._own.get(operation.name)) is not None:
             working = own(request, body)
         else:
-            said = {} if body is None else body.given()
-            working = getattr(self._store, operation.name)(**ids, **said)
+            fields = {} if body is None else body.given()
+            working = getattr(self._store, operation.name)(**ids, **fields)
         if operation.waits and body is not None and body.timeout:
             working = while_connected(request, working)
         return _written(operation, ids, await working)

@@ -54,7 +54,7 @@ def document() -> dict[str, Any]:
 
 def _described(one: HttpOperation, body: Any, answer: Any, components: dict[str, Any]) -> dict[str, Any]:
     parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in one.ids]
-    said: dict[str, Any] = {"operationId": f"{one.name}_{one.verb.lower()}", "summary": one.summary}
+    operation: dict[str, Any] = {"operationId": f"{one.name}_{one.verb.lower()}", "summary": one.summary}
     if one.body is not None and one.verb == "GET":
         query = components[one.body.__name__]
         parameters += [
@@ -62,13 +62,13 @@ def _described(one: HttpOperation, body: Any, answer: Any, components: dict[str,
             for name, schema in query["properties"].items()
         ]
     elif one.body is not None:
-        said["requestBody"] = {"required": True, "content": {one.takes: {"schema": body or _BINARY}}}
+        operation["requestBody"] = {"required": True, "content": {one.takes: {"schema": body or _BINARY}}}
     if parameters:
-        said["parameters"] = parameters
+        operation["parameters"] = parameters
     good = {"description": "Done"} if one.answer is None else _content(one.gives, answer or _BINARY, "As wanted")
     problems = {str(code): _content(PROBLEM, {"$ref": _REF.format("Problem")}, TITLES[code]) for code in _PROBLEMS}
-    said["responses"] = {"204" if one.answer is None else "200": good, **problems}
-    return said
+    operation["responses"] = {"204" if one.answer is None else "200": good, **problems}
+    return operation
 
 
 _PROBLEMS = (404, 409, 422, 503)
@@ -82,10 +82,10 @@ def page() -> str:
     """For people: each operation with what it takes and gives."""
     whole = document()
     parts = [
-        f"<h3><code>{verb.upper()} {escape(path)}</code></h3><p>{escape(said['summary'])}</p>"
-        f"<details><summary>Details</summary><pre>{_shown(said)}</pre></details>"
+        f"<h3><code>{verb.upper()} {escape(path)}</code></h3><p>{escape(operation['summary'])}</p>"
+        f"<details><summary>Details</summary><pre>{_shown(operation)}</pre></details>"
         for path, verbs in whole["paths"].items()
-        for verb, said in verbs.items()
+        for verb, operation in verbs.items()
     ]
     parts += [
         f'<h3 id="{escape(name)}">{escape(name)}</h3><pre>{_shown(schema)}</pre>'

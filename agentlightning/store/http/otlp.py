@@ -43,13 +43,13 @@ def is_json(headers: Mapping[str, str]) -> bool:
 
 def answer(rejected: int, why: str, *, is_json: bool) -> Response:
     """What an exporter is told: how many spans were not taken, and why the first was not."""
-    said = ExportTraceServiceResponse()
+    reply = ExportTraceServiceResponse()
     if rejected:
-        said.partial_success.rejected_spans = rejected
-        said.partial_success.error_message = why
+        reply.partial_success.rejected_spans = rejected
+        reply.partial_success.error_message = why
     if is_json:
-        return Response(json_format.MessageToJson(said), media_type=JSON)
-    return Response(said.SerializeToString(), media_type=PROTOBUF)
+        return Response(json_format.MessageToJson(reply), media_type=JSON)
+    return Response(reply.SerializeToString(), media_type=PROTOBUF)
 
 
 def spans_in(is_json: bool, encoding: str, body: bytes) -> Iterator[Span | str]:

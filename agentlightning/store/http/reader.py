@@ -15,8 +15,8 @@ def main(channel: socket.socket) -> None:
     encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Given)
     for message, body in frames(channel):
         answer, parts = read(decoder.decode(message), bytes(body))
-        for said in (answer, *parts):
-            channel.sendall(frame(encoder.encode(said)))
+        for piece in (answer, *parts):
+            channel.sendall(frame(encoder.encode(piece)))
         del message, body, answer, parts
 
 

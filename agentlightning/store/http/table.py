@@ -122,10 +122,10 @@ class HttpOperation:
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise _not_valid(error) from None
 
-    def read_query(self, said: Sequence[tuple[str, str]]) -> Any:
+    def read_query(self, parameters: Sequence[tuple[str, str]]) -> Any:
         """As `read`, of a query string."""
         values: dict[str, Any] = {}
-        for name, value in said:
+        for name, value in parameters:
             known = self.body.model_fields.get(name)
             if known is not None and "tuple" in str(known.annotation):
                 values.setdefault(name, []).append(value)
@@ -157,14 +157,14 @@ def _from_wire(kind: Any, value: Any) -> Any:
 
 def _not_valid(error: Exception) -> StoreError:
     """What is wrong with a body, in the words of who wrote it."""
-    said, _, place = str(error).partition(" - at `$")
+    complaint, _, place = str(error).partition(" - at `$")
     where = re.sub(r"\[(\d+|\.\.\.)\]", r".\1", place.rstrip("`")).strip(".")
-    parts = [("", said)]
+    parts = [("", complaint)]
     if isinstance(error.__cause__, _Invalid):
         parts = error.__cause__.parts
-    elif (unknown := re.fullmatch(r"Object contains unknown field `(.*)`", said, re.DOTALL)) is not None:
+    elif (unknown := re.fullmatch(r"Object contains unknown field `(.*)`", complaint, re.DOTALL)) is not None:
         parts = [(unknown[1], "there is no such field")]
-    elif (missing := re.fullmatch(r"Object missing required field `(.*)`", said, re.DOTALL)) is not None:
+    elif (missing := re.fullmatch(r"Object missing required field `(.*)`", complaint, re.DOTALL)) is not None:
         parts = [(missing[1], "it must be given")]
     words = [": ".join(filter(None, (".".join(filter(None, (where, inner))), why))) for inner, why in parts]
     return StoreError("The request is not valid: " + "; ".join(words))

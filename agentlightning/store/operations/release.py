@@ -14,13 +14,15 @@ _open = Statement(
     .where(attempts_table.c.worker_id == bindparam("worker"), attempts_table.c.deadline.is_not(None))
     .with_for_update(skip_locked=True)
 )
-_heard = Statement(select(workers_table.c.last_heartbeat_time).where(workers_table.c.worker_id == bindparam("worker")))
+_last_heartbeat = Statement(
+    select(workers_table.c.last_heartbeat_time).where(workers_table.c.worker_id == bindparam("worker"))
+)
 
 
 def release(tx: Transaction, worker_id: str, error: str, quiet_seconds: float) -> int:
     """See `LightningStore.release_worker`."""
-    heard = tx.row(_heard, {"worker": worker_id})
-    if quiet_seconds and heard is not None and (heard[0] or 0.0) > tx.now - quiet_seconds:
+    last = tx.row(_last_heartbeat, {"worker": worker_id})
+    if quiet_seconds and last is not None and (last[0] or 0.0) > tx.now - quiet_seconds:
         return 0
     held = tx.rows(_open, {"worker": worker_id})
     for rollout_id, attempt_id in held:

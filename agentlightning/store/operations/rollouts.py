@@ -238,14 +238,14 @@ def _repeat(tx: Transaction, attempt: Attempt) -> AttemptedRollout:
     return _require(tx, attempt.rollout_id)
 
 
-def unclaim(tx: Transaction, rollout_id: str, attempt_id: str, heard: float | None) -> None:
+def unclaim(tx: Transaction, rollout_id: str, attempt_id: str, last_sign: float | None) -> None:
     """Undo a claim that nobody received: as if the rollout had never been handed out.
 
-    `heard` is the claim's `last_heartbeat_time`: where it is another one by now, the claim was repeated or its worker
-    has been heard of, so somebody has it.
+    `last_sign` is the claim's `last_heartbeat_time`: where it is another one by now, the claim was repeated or its
+    worker has been heard of, so somebody has it.
     """
     attempt, rollout = attempts.load(tx, rollout_id, attempt_id)
-    if attempt.last_heartbeat_time != heard:
+    if attempt.last_heartbeat_time != last_sign:
         return
     (used,) = tx.rows(_count_spans, {"rollout": rollout_id, "attempt": attempt_id})[0]
     if attempt.status != AttemptStatus.PREPARING or rollout.latest_attempt_id != attempt_id or used:

@@ -119,9 +119,9 @@ def from_line(line: bytes) -> Record:
         }
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError, AttributeError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        said = line[:100].decode(errors="replace").strip()
+        shown = line[:100].decode(errors="replace").strip()
         raise StoreError(
-            f"This line is not an exported rollout, as `agl store export` writes them ({why}): {said} …"
+            f"This line is not an exported rollout, as `agl store export` writes them ({why}): {shown} …"
         ) from error
 
 

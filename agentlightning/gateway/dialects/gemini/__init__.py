@@ -129,15 +129,15 @@ class GeminiDialect(Dialect):
         usage = answer.get("usageMetadata")
         if not isinstance(usage, dict):
             return dict(answer)
-        said = [usage.get(name) or 0 for name in ("candidatesTokenCount", "thoughtsTokenCount")]
+        sampled = [usage.get(name) or 0 for name in ("candidatesTokenCount", "thoughtsTokenCount")]
         counts = {
             "prompt_tokens": usage.get("promptTokenCount"),
-            "completion_tokens": sum(said),
+            "completion_tokens": sum(sampled),
             "prompt_tokens_details": {"cached_tokens": usage.get("cachedContentTokenCount")},
         }
         return {**answer, "id": answer.get("responseId"), "model": answer.get("modelVersion"), "usage": counts}
 
-    def said(self, answer: Body) -> Message | None:
+    def answer_message(self, answer: Body) -> Message | None:
         return answer_of(answer["candidates"][0]["content"], "candidates[0].content")
 
     def gather(self, events: Sequence[Body]) -> dict[str, Any]:

@@ -100,15 +100,15 @@ def messages_of(contents: Any, reading: Reading) -> list[Message]:
     if not isinstance(given, list) or not given:
         raise Refusal("'contents' must be a list of turns, and not empty.", code="invalid_value", param="contents")
     messages: list[Message] = []
-    said: list[tuple[dict[str, Any], str]] = []
+    spoken: list[tuple[dict[str, Any], str]] = []
     for index, content in enumerate(given):
         where = f"contents[{index}]"
         role = content.get("role") if isinstance(content, dict) else None
         if role == "model":
-            said += _parts(content, where, reading)
+            spoken += _parts(content, where, reading)
             if index + 1 == len(given) or not _is_models(given[index + 1]):
-                messages.append(_assistant(said, reading))
-                said = []
+                messages.append(_assistant(spoken, reading))
+                spoken = []
             continue
         if role not in (None, "", "user", "function", "tool", "system"):
             raise Refusal(f"'{where}.role' must be user or model, not {role!r}.", code="invalid_value", param=where)

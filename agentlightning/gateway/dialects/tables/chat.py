@@ -80,12 +80,12 @@ PARTS = Kinds(
     unavailable=dict.fromkeys(("image_url", "input_audio", "file", "video_url", "audio_url"), MEDIA),
     default="text",
 )
-_SAID = Fields(honoured=("role", "content"), harmless=("name",))
+_MESSAGE = Fields(honoured=("role", "content"), harmless=("name",))
 MESSAGES = Kinds(
     known={
-        "system": _SAID,
-        "developer": _SAID,
-        "user": _SAID,
+        "system": _MESSAGE,
+        "developer": _MESSAGE,
+        "user": _MESSAGE,
         "assistant": Fields(
             honoured=("role", "content", "refusal", "reasoning_content", "reasoning", "tool_calls", "function_call"),
             harmless=("name", "annotations", "provider_specific_fields"),

@@ -80,7 +80,7 @@ USER_PARTS = Kinds(
     harmless=PARTS.harmless,
     default="text",
 )
-SAID = Kinds(
+ASSISTANT_BLOCKS = Kinds(
     known={
         "text": TEXT,
         "thinking": Fields(honoured=("type", "thinking"), harmless=("signature",)),
@@ -128,7 +128,7 @@ OUTPUT_CONFIG = Fields(honoured=("format", "effort"), harmless=("task_budget",))
 NESTED = {
     "messages[]": MESSAGE,
     "messages[].content[] (user)": USER_PARTS,
-    "messages[].content[] (assistant)": SAID,
+    "messages[].content[] (assistant)": ASSISTANT_BLOCKS,
     "messages[].content[].content[]": PARTS,
     "system[]": PARTS,
     "tools[]": TOOLS,

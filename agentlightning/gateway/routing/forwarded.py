@@ -18,27 +18,27 @@ from agentlightning.rendering.messages import Message, Tool
 Body = dict[str, Any]
 
 
-class Overheard(msgspec.Struct, frozen=True, kw_only=True):
+class ForwardedMessages(msgspec.Struct, frozen=True, kw_only=True):
     """A forwarded call, as far as it can be read."""
 
     messages: Sequence[Message] = ()
     tools: Sequence[Tool] | None = None
-    said: Message | None = None
+    answer_message: Message | None = None
     answer: Mapping[str, Any] = {}
     """The provider's answer as one object, also if it was streamed."""
 
 
-def overhear(dialect: Dialect, request: Mapping[str, Any], answer: Body) -> Overheard:
+def read_forwarded(dialect: Dialect, request: Mapping[str, Any], answer: Body) -> ForwardedMessages:
     """Read a request and its answer."""
     core = {name: request[name] for name in dialect.conversation_fields if name in request}
     try:
         if not core or request.get("previous_response_id"):  # the provider knows more than is said here
-            return Overheard(answer=answer)
+            return ForwardedMessages(answer=answer)
         parsed = dialect.parse({"model": "any", **core}, {})
-        said = dialect.said(answer) if answer else None
+        answer_message = dialect.answer_message(answer) if answer else None
     except (Refusal, LookupError, TypeError, ValueError, AttributeError):
-        return Overheard(answer=answer)
-    return Overheard(messages=parsed.messages, tools=parsed.tools, said=said, answer=answer)
+        return ForwardedMessages(answer=answer)
+    return ForwardedMessages(messages=parsed.messages, tools=parsed.tools, answer_message=answer_message, answer=answer)
 
 
 def answer_in(dialect: Dialect, response: bytes) -> Body:
