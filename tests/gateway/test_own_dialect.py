@@ -74,7 +74,7 @@ class ParlourDialect(Dialect):
     def credentials(self, api_key: str | None) -> dict[str, str]:
         return {"x-api-key": api_key or ""}
 
-    def said(self, answer: Mapping[str, Any]) -> Message:
+    def answer_message(self, answer: Mapping[str, Any]) -> Message:
         return {"role": "assistant", "content": answer["answer"]}
 
 
