@@ -31,6 +31,9 @@ _BODY_TYPES = re.compile(
 )
 _FORM = b"multipart/form-data"
 _NO_KEY = "A form is taken with a key, any where none is wanted: send Authorization: Bearer KEY."
+_PLAIN = b"identity"
+_COMPRESSIBLE = "/v1/traces"
+"""Where exporters of OpenTelemetry send spans, which they compress."""
 _WITHOUT_BODY = ("GET", "HEAD", "OPTIONS")
 _NAVIGATES = b"navigate"
 _KNOWN_HOSTS = 256
@@ -99,6 +102,9 @@ class Guard:
             is_form = self._forms and kind.lower() == _FORM and b"authorization" in headers
             if not is_form and _BODY_TYPES.fullmatch(kind) is None:
                 return 415, _NO_KEY if self._forms and kind.lower() == _FORM else _wrong_type(kind)
+            encoding = headers.get(b"content-encoding", _PLAIN).strip().lower()
+            if encoding not in (b"", _PLAIN) and not scope["path"].endswith(_COMPRESSIBLE):
+                return 415, f"The body is compressed ({_shown(encoding)}). Send it as it is, without Content-Encoding."
         return None
 
     def _foreign(self, headers: Mapping[bytes, bytes]) -> str | None:

@@ -199,6 +199,22 @@ def test_a_client_of_the_last_century_names_no_host() -> None:
     assert asked(Guard(nothing, "127.0.0.1")) == 200  # browsers always do
 
 
+def test_a_compressed_body_is_named_but_for_spans_of_exporters() -> None:
+    guard = Guard(nothing, "127.0.0.1")
+    given = {"content-type": JSON, "content-length": "9"}
+    for path, encoding, status in (
+        ("/v1/chat/completions", "gzip", 415),
+        ("/v1/chat/completions", "Br", 415),
+        ("/v1/chat/completions", "identity", 200),
+        ("/rollout/a/attempt/b/v1/traces", "gzip", 200),
+        ("/v1/traces", "gzip", 200),
+    ):
+        headers = [(n.encode(), v.encode()) for n, v in {**given, "content-encoding": encoding}.items()]
+        refusal = guard.refusal({"type": "http", "method": "POST", "path": path, "headers": headers})
+        assert (refusal or (200,))[0] == status
+        assert refusal is None or "Send it as it is" in refusal[1]
+
+
 def test_bodies_are_what_their_type_says_for_every_method() -> None:
     guard = Guard(nothing, "127.0.0.1")
     for method in ("POST", "PUT", "PATCH", "DELETE", "QUERY"):
