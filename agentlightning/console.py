@@ -2,7 +2,7 @@
 
 Models, agents, tasks, paths and servers write what they like. Nothing of it may move a cursor, set a colour, reach a
 clipboard or turn letters, and no attempt's key is shown whole. `Console` sees to that for whatever it prints, and
-`SafeFormatter` for what is logged.
+`SafeFormatter` for what is logged; `TerminalLog` shows no more of that than people read.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import io
 import json
 import logging
 import sys
+import time
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any
 
 import rich.console
@@ -63,6 +64,42 @@ class SafeFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return safe(super().format(record))
+
+
+class TerminalLog(logging.StreamHandler[Any]):
+    """What is logged, on the standard error, for people to read.
+
+    An outage is met by every attempt of a run: of one place's lines `SHOWN` are shown in `SECONDS`. The next line from
+    there after that time says how many there were in between.
+    """
+
+    SHOWN, SECONDS, PLACES = 3, 60.0, 1000
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))
+        self._clock = clock
+        self._places: dict[tuple[str, str], tuple[float, int]] = {}
+        """Of a logger and its words before they are filled in: since when they are counted, and how often they came."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        words = record.getMessage() if record.msg == "%s" else str(record.msg)
+        place, now = (record.name, words), self._clock()
+        since, count = self._places.pop(place, (now, 0))
+        if now - since > self.SECONDS:
+            if count > self.SHOWN:
+                self._note(record, f"{count - self.SHOWN} lines like the next one were left out here.")
+            since, count = now, 0
+        while len(self._places) >= self.PLACES:
+            self._places.pop(next(iter(self._places)))
+        self._places[place] = since, count + 1
+        if count < self.SHOWN:
+            super().emit(record)
+        elif count == self.SHOWN:
+            self._note(record, f"More lines like the last {self.SHOWN} are left out here for {self.SECONDS:g} s.")
+
+    def _note(self, about: logging.LogRecord, words: str) -> None:
+        super().emit(logging.LogRecord(about.name, about.levelno, about.pathname, about.lineno, words, (), None))
 
 
 def terminal(*, stderr: bool = False) -> Console:

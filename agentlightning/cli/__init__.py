@@ -25,12 +25,10 @@ def main() -> None:
     from agentlightning.cli.app import app
     from agentlightning.cli.environment import misspelt
     from agentlightning.cli.interrupt import INTERRUPTED, was_interrupted
-    from agentlightning.console import Console, SafeFormatter, never_fail_to_print, safe
+    from agentlightning.console import Console, TerminalLog, never_fail_to_print, safe
 
     never_fail_to_print()
-    log = logging.StreamHandler()
-    log.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[log])
+    logging.basicConfig(level=logging.WARNING, handlers=[TerminalLog()])
     for words in misspelt(os.environ):
         Console(stderr=True, highlight=False, soft_wrap=True).print(words, style="yellow", markup=False)
     try:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from agentlightning.console import SafeFormatter
+from agentlightning.console import SafeFormatter, TerminalLog
 from agentlightning.files import open_private, refuse_link
 
 LOG_FILE = "log.txt"
@@ -40,10 +40,9 @@ def logged(path: Path) -> Iterator[None]:
     def as_before(record: logging.LogRecord) -> bool:
         return record.levelno >= before or not record.name.startswith(_PACKAGE)
 
-    alone = None if package.hasHandlers() else logging.StreamHandler()  # in place of Python's last resort
+    alone = None if package.hasHandlers() else TerminalLog()  # in place of Python's last resort
     if alone is not None:
         alone.setLevel(logging.WARNING)
-        alone.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))
         package.addHandler(alone)
     others = (*root.handlers, *package.handlers)
     for handler in others:

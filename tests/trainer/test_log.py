@@ -6,6 +6,7 @@ import io
 import logging
 from pathlib import Path
 
+from agentlightning.console import TerminalLog
 from agentlightning.trainer.log import logged
 
 
@@ -35,3 +36,27 @@ def test_the_file_has_everything_and_the_terminal_what_it_had(tmp_path: Path) ->
     assert terminal.stream.getvalue().splitlines() == ["an event"] * 2
     assert not terminal.filters
     assert after == logging.NOTSET
+
+
+def test_of_lines_that_come_again_and_again_a_few_are_on_the_terminal() -> None:
+    now, stream = [0.0], io.StringIO()
+    shown = TerminalLog(lambda: now[0])
+    shown.setStream(stream)
+    log = logging.Logger("agentlightning.part")
+    log.addHandler(shown)
+    for number in range(50):
+        log.warning("Attempt %d waits: the disk is full", number)
+        log.warning("%s", f"a sentence of its own, {number % 25}")  # twice each
+    now[0] = TerminalLog.SECONDS + 1
+    log.warning("Attempt %d waits: the disk is full", 50)
+    lines = [line.removeprefix("WARNING agentlightning.part: ") for line in stream.getvalue().splitlines()]
+    assert [line for line in lines if "sentence" not in line] == [
+        *(f"Attempt {number} waits: the disk is full" for number in range(3)),
+        "More lines like the last 3 are left out here for 60 s.",
+        "47 lines like the next one were left out here.",
+        "Attempt 50 waits: the disk is full",
+    ]
+    assert sum("sentence" in line for line in lines) == 50
+    for number in range(2 * TerminalLog.PLACES):
+        log.warning(f"words that are filled in before, {number}")
+    assert len(shown._places) == TerminalLog.PLACES
