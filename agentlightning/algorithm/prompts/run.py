@@ -43,6 +43,8 @@ from agentlightning.metrics.power import power_words
 from agentlightning.types import Dataset, PromptTemplate
 
 JOURNAL_FILE = "critic.jsonl"
+_QUESTIONS = 3
+"""How many questions a critic may refuse before it is taken for one that answers none."""
 COLUMNS = (
     ("step", "round", "d"),
     ("candidates", "candidates", "d"),
@@ -243,14 +245,18 @@ class PromptRun:
 
     def _check_critic(self, model: str, answers: Sequence[CriticAnswer | CriticFailure]) -> None:
         """Raises ConfigError where the critic has answered none of its questions since the run began: there is nobody
-        who improves a prompt. The failures are in no journal, so that a resumed run asks again.
+        who improves a prompt. One that is there and refuses a question may answer another: it is given `_QUESTIONS` of
+        them. The failures that end a run are in no journal, so that a resumed run asks again.
         """
         failures = [a for a in answers if isinstance(a, CriticFailure)]
-        if not failures or len(failures) < len(answers) or self.ledger.critic_calls > 0:
+        if not failures or len(failures) < len(answers) or self.ledger.critic_output > 0:
+            return
+        before, is_there = self.ledger.critic_calls, all(a.kind in ("refused", "empty") for a in failures)
+        if before + len(failures) < _QUESTIONS and is_there:
             return
         raise ConfigError(
-            f"The critic answered none of its first {len(failures)} questions: {failures[0].why}\nCheck its URL, its "
-            f"model ('{model}') and its key, then go on with the same command and  --resume "
+            f"The critic answered none of its first {before + len(failures)} questions: {failures[0].why}\nCheck its "
+            f"URL, its model ('{model}') and its key, then go on with the same command and  --resume "
             f"{quote(str(self._context.run_dir))}"
         )
 

@@ -67,6 +67,16 @@ def test_a_critic_that_never_answers_ends_the_run_in_words(tmp_path: Path) -> No
         tune(tuner, words_agent([]), tmp_path / "run")
 
 
+@pytest.mark.parametrize("failure", [{"content": None, "refusal": "I would rather not."}, ""])
+def test_a_critic_that_refuses_is_asked_again_and_not_for_ever(failure: Any, tmp_path: Path) -> None:
+    calls = iter([failure, failure, *[f"```\n{SEED} alpha\n```"] * 20])
+    tuner = gepa(FakeClient(lambda _: next(calls)))
+    tune(tuner, words_agent([]), tmp_path / "run")
+    assert len(tuner.candidates) > 1
+    with pytest.raises(agl.ConfigError, match="The critic answered none of its first 3 questions"):
+        tune(gepa(FakeClient(lambda _: failure)), words_agent([]), tmp_path / "never")
+
+
 def test_a_prompt_of_ones_own_must_show_the_text_and_the_runs(tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_text("<curr_param> only")
     with pytest.raises(agl.ConfigError, match="<side_info>"):
