@@ -70,19 +70,24 @@ class TerminalLog(logging.StreamHandler[Any]):
     """What is logged, on the standard error, for people to read.
 
     An outage is met by every attempt of a run: of one place's lines `SHOWN` are shown in `SECONDS`. The next line from
-    there after that time says how many there were in between.
+    there after that time says how many there were in between. Where it is no terminal, as in a service whose output
+    somebody collects, all are written, unless they are `kept` in a file anyway.
     """
 
     SHOWN, SECONDS, PLACES = 3, 60.0, 1000
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, kept: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
+        self._kept = kept
         self.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))
         self._clock = clock
         self._places: dict[tuple[str, str], tuple[float, int]] = {}
         """Of a logger and its words before they are filled in: since when they are counted, and how often they came."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if not (self._kept or (not self.stream.closed and self.stream.isatty())):
+            super().emit(record)
+            return
         words = record.getMessage() if record.msg == "%s" else str(record.msg)
         place, now = (record.name, words), self._clock()
         since, count = self._places.pop(place, (now, 0))

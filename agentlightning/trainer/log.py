@@ -40,7 +40,7 @@ def logged(path: Path) -> Iterator[None]:
     def as_before(record: logging.LogRecord) -> bool:
         return record.levelno >= before or not record.name.startswith(_PACKAGE)
 
-    alone = None if package.hasHandlers() else TerminalLog()  # in place of Python's last resort
+    alone = None if package.hasHandlers() else TerminalLog(kept=True)  # in place of Python's last resort
     if alone is not None:
         alone.setLevel(logging.WARNING)
         package.addHandler(alone)

@@ -6,6 +6,8 @@ import io
 import logging
 from pathlib import Path
 
+import pytest
+
 from agentlightning.console import TerminalLog
 from agentlightning.trainer.log import logged
 
@@ -40,7 +42,7 @@ def test_the_file_has_everything_and_the_terminal_what_it_had(tmp_path: Path) ->
 
 def test_of_lines_that_come_again_and_again_a_few_are_on_the_terminal() -> None:
     now, stream = [0.0], io.StringIO()
-    shown = TerminalLog(lambda: now[0])
+    shown = TerminalLog(kept=True, clock=lambda: now[0])
     shown.setStream(stream)
     log = logging.Logger("agentlightning.part")
     log.addHandler(shown)
@@ -60,3 +62,29 @@ def test_of_lines_that_come_again_and_again_a_few_are_on_the_terminal() -> None:
     for number in range(2 * TerminalLog.PLACES):
         log.warning(f"words that are filled in before, {number}")
     assert len(shown._places) == TerminalLog.PLACES
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_a_service_logs_is_written_whole_and_a_terminal_is_spared() -> None:
+    for stream, lines in ((io.StringIO(), 50), (Screen(), TerminalLog.SHOWN + 1)):
+        shown = TerminalLog()
+        shown.setStream(stream)
+        log = logging.Logger("agentlightning.part")
+        log.addHandler(shown)
+        for number in range(50):
+            log.warning("Attempt %d waits", number)
+        assert stream.getvalue().count("\n") == lines
+
+
+def test_a_standard_error_that_was_closed_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)  # Python would print that it cannot print
+    shown, stream = TerminalLog(), io.StringIO()
+    shown.setStream(stream)
+    stream.close()
+    log = logging.Logger("agentlightning.part")
+    log.addHandler(shown)
+    log.warning("an event")

@@ -159,7 +159,7 @@ async def passage(engine: str, name: str, endpoint: str | None) -> AsyncIterator
             if await process.stdout.readline() != b"there\n":
                 complaint = (await process.communicate())[1].decode(errors="replace")
                 raise ExecutorError(
-                    f"The model cannot be reached from a container with a network of its own here: "
+                    "The model cannot be reached from a container with a network of its own here: "
                     f"{last_words(complaint)}. "
                     "Entering that network needs root, or podman without root."
                 )
