@@ -140,9 +140,10 @@ def _check_command(command: str, *, here: bool) -> None:
     if not here:
         return
     if program.endswith(".py") and not os.access(program, os.X_OK):
-        names = agents_in(Path(program))
-        agent = f"{program}:{names[0]}" if names else f"{program}:name of a function in it"
-        raise ConfigError(f"Give {agent}, or the command 'python {command}'.")
+        names = agents_in(Path(program)) or ["name of a function in it"]
+        raise ConfigError(
+            f"Give {' or '.join(f'{program}:{name}' for name in names)}, or the command 'python {command}'."
+        )
     if shutil.which(program) is None and Path(program).is_file():
         reader = _READERS.get(Path(program).suffix.lower(), "sh")
         if reader is None:

@@ -344,6 +344,14 @@ def test_a_file_that_hides_a_package(tmp_path: Path) -> None:
     assert "hides the package 'openai': give the file another name" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["random", "queue", "secrets"])
+def test_a_script_that_has_the_name_of_a_package(tmp_path: Path, name: str) -> None:
+    text = f"import {name}\nimport agentlightning as agl\nagl.Trainer\nimport {name}\n{name}.none_has_this\n"
+    (tmp_path / f"{name}.py").write_text(text)
+    done = subprocess.run([sys.executable, f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert f"hides the package '{name}': give the file another name" in done.stderr
+
+
 def test_fit_is_no_coroutine(tmp_path: Path) -> None:
     done = script(
         tmp_path,
@@ -356,6 +364,13 @@ def test_fit_is_no_coroutine(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a coroutine was expected"):
         asyncio.run(agl.RunResult(tmp_path, None, False))  # pyright: ignore[reportArgumentType]
     said(done, "Leave asyncio.run out")
+
+
+def test_an_error_that_ends_a_thread_is_in_words(tmp_path: Path) -> None:
+    text = "import threading\nthread = threading.Thread(target=agl.Trainer().fit, args=(1, [1]))\n"
+    done = script(tmp_path, text + "thread.start()\nthread.join()\nprint('the script goes on')\n")
+    assert "Traceback" not in done.stderr, done.stderr
+    said(done, "Error: ", "the script goes on")
 
 
 @pytest.mark.parametrize("script", ["agent.sh", "grade.sh"])

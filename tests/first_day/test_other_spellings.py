@@ -3,6 +3,7 @@ models without their owner; and what a step would find out late."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -142,3 +143,40 @@ def test_minibatches_of_an_algorithm_are_named_with_what_to_give(folder: Path) -
     said = answer(f"train {WORK} --algorithm Distill --set teacher=calc --set tasks_per_step=2 --set steps=1")
     assert "minibatches (4) must be at most tasks_per_step (2)" in said
     assert "Give minibatches=2" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("sglang", "it takes vLLM: 'vllm'"),
+        ("TensorRT", "it takes vLLM: 'vllm'"),
+        ("hf", "'embedded' computes with torch and transformers"),
+        ("CUDA", "'embedded' computes with torch and transformers"),
+        ("deepspeed", "are 'ray', with ranks="),
+        ("llama.cpp", "serves models and trains none"),
+    ],
+)
+def test_engines_that_people_know(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        agl.Trainer(algorithm=agl.GRPO(model="calc", backend=name))
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("name", "words"), [("rlhf", "Did you mean GRPO or PPO?"), ("KTO", "Did you mean DPO?"), ("dspy", "agl optimize")]
+)
+def test_algorithms_that_people_know(name: str, words: str) -> None:
+    assert words in answer(f"train {WORK} --model calc --algorithm {name}")
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("command", ["train", "run", "optimize"])
+def test_a_timeout_of_nothing(command: str) -> None:
+    assert "'--timeout': it is '0'; it must be at least" in answer(f"{command} {WORK} --timeout 0")
+
+
+@pytest.mark.parametrize("file", ["c.yaml", "c.json"])
+def test_a_setting_that_stands_twice(folder: Path, file: str) -> None:
+    lines = {"c.yaml": "model: calc\nsteps: 1\nsteps: 2\n", "c.json": '{"model": "calc", "steps": 1, "steps": 2}'}
+    (folder / file).write_text(lines[file])
+    assert "'steps' stands in it twice" in answer(f"train {WORK} --config {file}")
