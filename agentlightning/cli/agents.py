@@ -74,6 +74,7 @@ def find_work(
         assert agent is not None
         assert tasks is not None
         return Work(find_agent(agent, program), load_tasks(tasks), load_tasks(val_tasks) if val_tasks else None)
+    found.check()
     return Work(
         found.agent,
         list(found.tasks() if tasks is None else load_tasks(tasks)),

@@ -86,11 +86,25 @@ def read_config(file: Path) -> Mapping[str, Any]:
     if found is None:
         raise ConfigError(f"{file} is empty. It holds settings by name, for example  steps: 20")
     if not isinstance(found, dict):
-        raise ConfigError(f"{file} holds a {type(found).__name__}, not settings by name.")
+        written = {list: "Leave the dashes at the left out.", str: "Behind each colon stands a blank:  steps: 20"}
+        hint = written.get(type(found), "Write each on a line of its own, such as  steps: 20")
+        raise ConfigError(f"{file} holds a {type(found).__name__}, not settings by name. {hint}")
     if is_of_a_run(found):
         return of_a_run(found)
     _refuse_other_names(file, found)
+    _refuse_variables(file, found)
     return found
+
+
+def _refuse_variables(file: Path, found: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a value that another program would take from the environment."""
+    for name, value in found.items():
+        if isinstance(value, str) and re.match(r"\$(\{\w+|[A-Z_])", value):
+            option = "--model " if name == "model" else f"--set {name}="
+            raise ConfigError(
+                f"{file} has {name}: {value}, and no variables of the environment are filled in. Write the value "
+                f'itself, or give it on the command line:  {option}"{value}"'
+            )
 
 
 def _check_file(file: Path) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import json
 import re
 import secrets
+import socket
 import subprocess
 import sys
 import tempfile
@@ -96,6 +97,19 @@ class OpenEnvEnvironment(Environment):
 
     def val_tasks(self) -> Sequence[Any]:
         return [self._task(seed) for seed in self._val_seeds]
+
+    def check(self) -> None:
+        parts = urlsplit(self.url)
+        if self._server is not None or parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+            return
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            socket.create_connection((parts.hostname, port), timeout=self.seconds).close()
+        except OSError as error:
+            raise ConfigError(
+                f"openenv:{self.url} does not answer: {error.strerror or error}. Start the environment's server first "
+                f"(uvicorn my_env:app --port {port}), or give its module, openenv:my_env:app, which is started here."
+            ) from error
 
     def _task(self, seed: int) -> Any:
         return {"environment": self.url, "seed": seed}

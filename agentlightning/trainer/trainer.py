@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -195,7 +195,7 @@ class Trainer(GivenByName):
         run_dir: str | Path | None = None,
         resume: str | Path | None = None,
         console: Console | None = None,
-        sinks: Sequence[Sink | str] | Sink | str = (),
+        sinks: Sequence[Sink | str] | Sink | str | None = (),
     ) -> None:
         check_parts(algorithm=algorithm, store=store, tracer=tracer, console=console)
         check_whole_numbers(
@@ -217,7 +217,7 @@ class Trainer(GivenByName):
         check_proxy(llm_proxy, self.algorithm)
         self.initial_resources: NamedResources = dict(initial_resources or {})
         self.models = dict(models or {})
-        self.dialects = tuple(dialects)
+        self.dialects = tuple(dialects or ())
         self.hooks = list(hooks) if isinstance(hooks, Sequence) else [hooks] if hooks is not None else []
         check_each(hook=self.hooks)
         self.max_rollouts = max_rollouts
@@ -242,7 +242,8 @@ class Trainer(GivenByName):
         """Whether the run's folder has the name that is given to it here."""
         self._has_folder = self._training = False
         self.console = console
-        given = [sinks] if isinstance(sinks, Sink | str) else sinks
+        several = isinstance(sinks, Iterable) and not isinstance(sinks, str)
+        given: Any = sinks if several else [sinks] if sinks is not None else []
         self.sinks = [*map(as_sink, given), *of_algorithm.sinks]
         check_each(sink=self.sinks)
         self._spent: Mapping[str, Spent] = {}

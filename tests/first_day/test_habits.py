@@ -275,6 +275,24 @@ def test_a_template_that_is_given_a_task_without_its_name(template: str) -> None
         agl.PromptTemplate(template=template).format({"question": 1})
 
 
+def test_a_template_with_a_placeholder_that_has_no_name() -> None:
+    with pytest.raises(agl.AgentLightningError, match=r"write \{question\}, not \{\}"):
+        agl.PromptTemplate(template="Solve {}").format(question="1 + 1")
+
+
+@pytest.mark.parametrize("template", ["Solve {{question}}", "Solve {{ question }} {how}"])
+def test_a_template_of_jinja_that_is_not_said_to_be_one(template: str) -> None:
+    with pytest.raises(agl.AgentLightningError, match=r"Write \{question\}, or make it .* engine='jinja'"):
+        agl.PromptTemplate(template=template).format(question="1 + 1", how="slowly")
+
+
+@pytest.mark.parametrize(
+    "template", ["{question} as {{question}}", "{question!s} {{ question }}", '{question} {{"a": 1}}']
+)
+def test_braces_that_are_text(template: str) -> None:
+    assert "1 + 1" in agl.PromptTemplate(template=template).format(question="1 + 1")
+
+
 # ---- tasks ----------------------------------------------------------------------------------------------------------
 
 
@@ -287,6 +305,7 @@ def test_a_template_that_is_given_a_task_without_its_name(template: str) -> None
         ("What is 1 + 1?", "in a list, fit(agent, ['…'])"),
         ('["1 + 1"]', "in a list, fit(agent, ['…'])"),
         ("data\\tasks.jsonl", "Folders stand behind / here: data/tasks.jsonl"),
+        (Path("https://example.com/t.jsonl"), "'https://example.com/t.jsonl' is an address: download the file first"),
         ("comment.jsonl", "JSON has no comments"),
         ("slashes.jsonl", "JSON has no comments"),
     ],

@@ -180,3 +180,44 @@ def test_a_setting_that_stands_twice(folder: Path, file: str) -> None:
     lines = {"c.yaml": "model: calc\nsteps: 1\nsteps: 2\n", "c.json": '{"model": "calc", "steps": 1, "steps": 2}'}
     (folder / file).write_text(lines[file])
     assert "'steps' stands in it twice" in answer(f"train {WORK} --config {file}")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model: ${MODEL}\n", "c.yaml has model: ${MODEL}, and no variables of the environment are filled in"),
+        ("model: calc\nlearning_rate: $LR\n", '--set learning_rate="$LR"'),
+        ("- steps: 1\n", "Leave the dashes at the left out"),
+        ("model:calc\n", "Behind each colon stands a blank"),
+        ("7\n", "holds a int, not settings by name. Write each on a line of its own"),
+    ],
+)
+def test_files_of_settings_as_other_programs_read_them(folder: Path, text: str, words: str) -> None:
+    (folder / "c.yaml").write_text(text)
+    assert words in answer(f"train {WORK} --config c.yaml")
+
+
+@pytest.mark.parametrize(
+    ("sinks", "words"),
+    [
+        ("tb", "Did you mean tensorboard?"),
+        (["wandd"], "Did you mean wandb?"),
+        ("wandb,tensorboard", "Give each by itself: --log wandb --log tensorboard"),
+        ("csv", "Metrics are written to metrics.jsonl in the run's folder in any case"),
+        ("neptune", "write a subclass of agl.metrics.Sink"),
+        (print, "sink is <built-in function print>, which is no Sink"),
+    ],
+)
+def test_trackers_that_there_are_not(sinks: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        agl.Trainer(sinks=sinks)
+
+
+def test_no_trackers_are_none() -> None:
+    assert agl.Trainer(sinks=None, dialects=None).sinks == []  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("name", ["WandbSink", "JsonlSink", "read_metrics"])
+def test_a_name_of_a_part_of_the_package(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"from agentlightning\.[a-z.]+ import {name}"):
+        getattr(agl, name)
