@@ -23,6 +23,11 @@ OPTIONS = [
     *("-v", "/usr:/usr:ro", "-v", "/etc:/etc:ro"),
     *("--ulimit", "nofile=1000:1000", "--ulimit", "nproc=1000:1000", "--ulimit", "sigpending=1000:1000"),
 ]
+ENGINES = [
+    "bubblewrap",
+    pytest.param("podman", marks=pytest.mark.slow),
+    pytest.param("docker", marks=pytest.mark.slow),
+]
 TOML = """\
 schema_version = "1.4"
 {top}
@@ -112,10 +117,10 @@ def five_tasks(folder: Path) -> None:
 
 
 @cache
-def podman_runs() -> str | None:
+def runs(engine: str = "podman") -> str | None:
     """Makes the image. Why there is none, if there is none."""
-    if shutil.which("podman") is None:
-        return "podman is not installed"
+    if shutil.which(engine) is None:
+        return f"{engine} is not installed"
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as image:
         for name in ("usr", "etc", "tmp", "proc", "dev", "sys", "run"):
@@ -126,11 +131,11 @@ def podman_runs() -> str | None:
             link = tarfile.TarInfo(name)
             link.type, link.linkname = tarfile.SYMTYPE, f"usr/{name}"
             image.addfile(link)
-    made = subprocess.run(["podman", "import", "-", IMAGE], input=packed.getvalue(), capture_output=True, check=False)
+    made = subprocess.run([engine, "import", "-", IMAGE], input=packed.getvalue(), capture_output=True, check=False)
     tried = subprocess.run(
-        ["podman", "run", "--rm", "--network", "none", *OPTIONS, IMAGE, "true"], capture_output=True, check=False
+        [engine, "run", "--rm", "--network", "none", *OPTIONS, IMAGE, "true"], capture_output=True, check=False
     )
-    return None if made.returncode == tried.returncode == 0 else "podman may not run containers here"
+    return None if made.returncode == tried.returncode == 0 else f"{engine} may not run containers here"
 
 
 def engine_or_skip(engine: str) -> dict[str, Any]:
@@ -139,7 +144,7 @@ def engine_or_skip(engine: str) -> dict[str, Any]:
         if shutil.which("bwrap") is None:
             pytest.skip("bubblewrap is not installed")
         return {"engine": engine}
-    if (why := podman_runs()) is not None:
+    if (why := runs(engine)) is not None:
         pytest.skip(why)
     return {"engine": engine, "container_options": OPTIONS}
 

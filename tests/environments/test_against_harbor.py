@@ -19,7 +19,7 @@ from tests.environments.compose_tasks import composes, write_two_services
 from tests.environments.harbor_tasks import FIVE, OPTIONS, engine_or_skip, five_tasks, write_task
 from tests.environments.interpreters import interpreter
 
-VERSION = "0.25.0"
+VERSION = "0.26.0"
 RUNNER = Path(__file__).with_name("harbor_runner.py")
 WRONG = {
     "nothing": "#!/bin/sh\ntrue\n",

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -22,9 +22,12 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
+from agentlightning.environments.harbor.egress import Network, NetworkPolicy, checked_host
 from agentlightning.errors import ConfigError
 from agentlightning.files import meant_by, reason_of_file
 from agentlightning.reading import parsed_toml, read_text
@@ -62,7 +65,6 @@ def _megabytes(value: Any) -> Any:
     return value
 
 
-Network = Literal["public", "no-network", "allowlist"]
 _DAY = 86_400
 Seconds = Annotated[float, Field(gt=0)]
 Wait = Annotated[float, Field(gt=0, le=_DAY)]
@@ -73,11 +75,26 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
-class _Networked(_Section):
+class Networked(_Section):
+    """A section that says what is reached."""
+
     network_mode: Network | None = None
-    allowed_hosts: Annotated[
-        list[str], _refused("a list of hosts that may be reached is not kept here; give network_mode")
-    ] = []
+    allowed_hosts: list[Annotated[str, AfterValidator(checked_host)]] = []
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, hosts: list[str], info: ValidationInfo) -> list[str]:
+        if hosts and info.data.get("network_mode") != "allowlist":
+            raise ValueError('this is for network_mode = "allowlist"')
+        return hosts
+
+    @property
+    def network_policy(self) -> NetworkPolicy | None:
+        """What is reached; None where that is left to the environment."""
+        return NetworkPolicy(self.network_mode, tuple(self.allowed_hosts)) if self.network_mode else None
+
+
+_S = TypeVar("_S", bound=Networked)
 
 
 class Healthcheck(_Section):
@@ -91,7 +108,7 @@ class Healthcheck(_Section):
     retries: Annotated[int, Field(ge=1, le=1000)] = 3
 
 
-class EnvironmentSection(_Networked):
+class EnvironmentSection(Networked):
     """`[environment]`: the box that the task is done in."""
 
     build_timeout_sec: Seconds = 600.0
@@ -117,8 +134,12 @@ class EnvironmentSection(_Networked):
         """What the box reaches besides its model."""
         return self.network_mode or ("no-network" if self.allow_internet is False else "public")
 
+    @property
+    def network_policy(self) -> NetworkPolicy:
+        return NetworkPolicy(self.network, tuple(self.allowed_hosts))
 
-class AgentSection(_Networked):
+
+class AgentSection(Networked):
     """`[agent]`"""
 
     timeout_sec: Seconds | None = None
@@ -134,7 +155,7 @@ class Collect(_Section):
     user: str | int | None = None
 
 
-class VerifierSection(_Networked):
+class VerifierSection(Networked):
     """`[verifier]`"""
 
     timeout_sec: Seconds = 600.0
@@ -253,6 +274,13 @@ class HarborTask:
         return self.file.task.name if self.file.task else self.folder.name
 
     @property
+    def network_policies(self) -> tuple[NetworkPolicy, ...]:
+        """What is reached in each phase of its box, that of its beginning first."""
+        begun = self.file.environment.network_policy
+        own = [section for s in self.stages for section in (s.agent, *(() if s.verifier.separate else (s.verifier,)))]
+        return (begun, *(section.network_policy or begun for section in own))
+
+    @property
     def compose(self) -> Path | None:
         """The file with its services, where it has several containers."""
         file = self.folder / "environment" / COMPOSE_FILE
@@ -272,10 +300,6 @@ def read_task(folder: Path) -> HarborTask:
     except ValueError as error:
         raise ConfigError(f"{path} is no TOML: {error}.") from None
     _check_own(folder, *(folder / name for name in _USED), *(p for one in file.steps for p in _of_step(folder, one)))
-    networks = {"agent": file.agent, "verifier": file.verifier, **{f"steps.{s.name}": s.agent for s in file.steps}}
-    for name, section in {"environment": file.environment, **networks}.items():
-        if section.network_mode == "allowlist":
-            raise ConfigError(f"{path}: {name}.network_mode: a list of hosts that may be reached is not kept here.")
     if (folder / "tests" / COMPOSE_FILE).is_file() and any(
         one.separate for one in (file.verifier, *(step.verifier for step in file.steps))
     ):
@@ -298,10 +322,9 @@ def _stages(folder: Path, file: TaskFile) -> Iterator[Stage]:
         yield Stage(
             step.name,
             _text(own / INSTRUCTION_FILE),
-            step.agent.model_copy(update={k: v for k, v in file.agent if k not in step.agent.model_fields_set}),
-            step.verifier.model_copy(
-                update={k: v for k, v in file.verifier if k not in step.verifier.model_fields_set}
-                | {"collect": [*file.verifier.collect, *step.verifier.collect]}
+            _laid_over(step.agent, file.agent),
+            _laid_over(step.verifier, file.verifier).model_copy(
+                update={"collect": [*file.verifier.collect, *step.verifier.collect]}
             ),
             _with_script(own, tuple(place for place in (shared, own / "tests") if place.is_dir())),
             own / "solution",
@@ -310,6 +333,12 @@ def _stages(folder: Path, file: TaskFile) -> Iterator[Stage]:
             [*file.artifacts, *step.artifacts],
             step.min_reward,
         )
+
+
+def _laid_over(own: _S, shared: _S) -> _S:
+    """A step's section, with the task's where it says nothing. Of what is reached it says all or nothing."""
+    own_names = own.model_fields_set | ({"allowed_hosts"} if "network_mode" in own.model_fields_set else set())
+    return own.model_copy(update={name: value for name, value in shared if name not in own_names})
 
 
 _USED = (
