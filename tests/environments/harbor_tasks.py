@@ -116,6 +116,44 @@ def five_tasks(folder: Path) -> None:
     )
 
 
+APART = ("bundled", "images", "inherits")
+
+
+def tasks_verified_apart(folder: Path) -> None:
+    """Verifiers with an image of their own: made for the tests, which it changes; of one step and of the others; the
+    agent's, with its variables."""
+    right = "echo 1 > /logs/verifier/reward.txt\nelse\necho 0 > /logs/verifier/reward.txt\nfi\n"
+    top, apart = 'artifacts = ["/app/out.txt"]', '[verifier]\nenvironment_mode = "separate"\n'
+    recipe = f"FROM {IMAGE}\nWORKDIR /app\nCOPY . /tests/\n"
+    write_task(
+        folder / "bundled",
+        top=top,
+        more=apart,
+        test=f'#!/bin/sh\nif [ -e /tests/made/by.txt ] && [ "$(cat out.txt)" = hello ]; then\n{right}',
+        files={"tests/Dockerfile": f"{recipe}COPY note.txt /tests/made/by.txt\n", "tests/note.txt": "x"},
+    )
+    own = '#!/bin/sh\nif [ "$WHOSE" = {} ] && [ "$(cat out.txt)" = hello ]; then\n' + right
+    write_task(
+        folder / "images",
+        top=top,
+        more=f'{apart}[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n',
+        test=own.format("tasks"),
+        files={
+            "tests/Dockerfile": f"{recipe}ENV WHOSE=tasks\n",
+            **{f"steps/{name}/instruction.md": "Write hello into out.txt." for name in ("one", "two")},
+            **{f"steps/{name}/solution/solve.sh": "#!/bin/sh\nprintf hello > out.txt\n" for name in ("one", "two")},
+            "steps/one/tests/test.sh": own.format("steps"),
+            "steps/one/tests/Dockerfile": f"{recipe}ENV WHOSE=steps\n",
+        },
+    )
+    write_task(
+        folder / "inherits",
+        top=top,
+        more=f'{apart}[environment]\nenv = {{ WORD = "hello" }}\n',
+        test=f'#!/bin/sh\nif [ "$(cat out.txt)" = "$WORD" ]; then\n{right}',
+    )
+
+
 @cache
 def runs(engine: str = "podman") -> str | None:
     """Makes the image. Why there is none, if there is none."""

@@ -20,7 +20,17 @@ from agentlightning.environments.harbor.format import read_task
 from agentlightning.environments.harbor.trial import Verified, read_rewards, run_trial
 from agentlightning.errors import ConfigError, ExecutorError
 from agentlightning.litagent.process import Captured
-from tests.environments.harbor_tasks import ENGINES, FIVE, TEST, engine_or_skip, five_tasks, write_task
+from tests.environments.harbor_tasks import (
+    APART,
+    ENGINES,
+    FIVE,
+    IMAGE,
+    TEST,
+    engine_or_skip,
+    five_tasks,
+    tasks_verified_apart,
+    write_task,
+)
 from tests.environments.model import answering, attempted
 
 
@@ -143,6 +153,64 @@ def test_older_spellings_mean_what_they_meant(tmp_path: Path) -> None:
     (task / "task.toml").write_text('version = "1.0"\n[environment]\nmemory = "2G"\nallow_internet = false\n')
     found = read_task(task)
     assert (found.name, found.file.environment.memory_mb, found.file.environment.network) == ("old", 2048, "no-network")
+
+
+OF_TASK = '[verifier]\nenvironment_mode = "{}"\n{}[[steps]]\nname = "one"\n[steps.verifier]\n{}'
+CPUS, IMAGES = "environment = {{ cpus = {} }}\n", 'environment = {{ docker_image = "{}:1" }}\n'
+RECIPES: dict[str, tuple[str, set[str], tuple[str, str | None, float | None] | None]] = {
+    "nothing": (OF_TASK.format("shared", "", ""), {"steps/one/tests"}, None),
+    "the task's mode": (OF_TASK.format("separate", "", ""), set(), ("environment", "theirs:1", None)),
+    "the step's mode": (OF_TASK.format("separate", "", 'environment_mode = "shared"\n'), {"tests"}, None),
+    "a step's section": (OF_TASK.format("shared", "", CPUS.format(2)), set(), ("environment", "theirs:1", 2)),
+    "the task's section": (OF_TASK.format("separate", CPUS.format(3), ""), {"tests"}, ("tests", None, 3)),
+    "the task's image": (
+        OF_TASK.format("separate", IMAGES.format("tasks"), CPUS.format(2)),
+        {"tests"},
+        ("tests", "tasks:1", 2),
+    ),
+    "a step's Dockerfile": (
+        OF_TASK.format("separate", IMAGES.format("tasks"), ""),
+        {"tests", "steps/one/tests"},
+        ("steps/one/tests", None, None),
+    ),
+    "a step's image": (
+        OF_TASK.format("separate", IMAGES.format("tasks"), IMAGES.format("own")),
+        {"steps/one/tests"},
+        ("steps/one/tests", "own:1", None),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_a_verifiers_box_is_looked_for_as_harbor_does(kind: str, tmp_path: Path) -> None:
+    more, recipes, expected = RECIPES[kind]
+    files = {f"{place}/Dockerfile": f"FROM {IMAGE}\n" for place in recipes}
+    files |= {"steps/one/instruction.md": "One.", "steps/one/tests/test.sh": "#!/bin/sh\n"}
+    task = write_task(tmp_path / "task", more=f'[environment]\ndocker_image = "theirs:1"\n{more}', files=files)
+    apart = read_task(task).stages[0].apart
+    found = apart and (str(apart.build.relative_to(task)), apart.section.docker_image, apart.section.cpus)
+    assert found == expected
+
+
+def test_tests_that_an_image_holds_need_not_lie_here(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task", more='[verifier.environment]\ndocker_image = "theirs:1"\n')
+    (task / "tests" / "test.sh").unlink()
+    assert read_task(task).stages[0].apart is not None
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize("engine", [one for one in ENGINES if one != "bubblewrap"])
+def test_a_verifiers_own_image_keeps_the_tests_that_it_holds(engine: str, name: str, tmp_path: Path) -> None:
+    tasks_verified_apart(tmp_path)
+    assert tried(tmp_path / name, engine) == {(name, by): float(by == "solution") for by in ("solution", "nothing")}
+
+
+@pytest.mark.parametrize("place", ["tests", "solution", "tests/deep"])
+def test_a_list_of_what_is_left_out_is_refused(place: str, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task", files={f"{place}/.harborignore": "*.md\n"})
+    with pytest.raises(ConfigError, match=r"\.harborignore"):
+        read_task(task)
 
 
 MISSING = {

@@ -70,13 +70,13 @@ def check_for_pods(task: HarborTask) -> None:
         users = [stage.agent.user, verifier.user, *(collect.user for collect in verifier.collect)]
         if other := [user for user in users if user not in (None, 0, "0", "root")]:
             raise ConfigError(f"{where}: user {other[0]}: a command in a pod has the image's user (engine=kubernetes).")
-        if verifier.separate and verifier.environment is not None:
-            _check_section(verifier.environment, f"{where}: verifier.environment", task.folder / "tests")
-        elif verifier.separate and (task.folder / "tests" / "Dockerfile").is_file():
+        if stage.apart and stage.apart.section.docker_image is None:
             raise ConfigError(
-                f"{task.folder / 'tests' / 'Dockerfile'}: engine=kubernetes builds no image. Push one and name it: "
+                f"{stage.apart.build / 'Dockerfile'}: engine=kubernetes builds no image. Push one and name it: "
                 "verifier.environment.docker_image in task.toml."
             )
+        if stage.apart:
+            _check_network(stage.apart.section.network_policy, f"{where}: verifier.environment")
 
 
 def _check_section(section: EnvironmentSection, where: str, build: Path) -> None:

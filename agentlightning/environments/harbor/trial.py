@@ -23,7 +23,7 @@ from agentlightning.environments.harbor.boxes import Box, BoxRequest
 from agentlightning.environments.harbor.compose import MAIN, Composition, read_composition
 from agentlightning.environments.harbor.egress import restricted
 from agentlightning.environments.harbor.engines import open_box
-from agentlightning.environments.harbor.format import EnvironmentSection, HarborTask, Healthcheck, Stage, resolved
+from agentlightning.environments.harbor.format import HarborTask, Healthcheck, Stage, resolved
 from agentlightning.environments.harbor.pods import check_for_pods
 from agentlightning.errors import ConfigError, ExecutorError
 from agentlightning.litagent.process import Captured
@@ -125,13 +125,7 @@ def composition_of(task: HarborTask, settings: TrialSettings) -> Composition | N
 
 def _check_network(task: HarborTask, engine: str) -> None:
     """Raises ConfigError for a phase whose network cannot be restricted as it says."""
-    apart = [
-        own.network_policy
-        for s in task.stages
-        if s.verifier.separate
-        for own in (s.verifier, s.verifier.environment)
-        if own
-    ]
+    apart = [own.network_policy for s in task.stages if s.apart for own in (s.verifier, s.apart.section)]
     modes = {policy.mode for policy in (*task.network_policies, *apart) if policy}
     where = f"{task.folder / 'task.toml'}: network_mode"
     if engine == "bubblewrap" and "allowlist" in modes:
@@ -193,21 +187,13 @@ async def _verified(
     task: HarborTask, stage: Stage, box: Box, settings: TrialSettings, record: Record
 ) -> dict[str, float]:
     """The rewards of a stage. Raises ExecutorError where the verifier gives none."""
-    verifier = stage.verifier
-    if not verifier.separate:
-        await run_commands(box, sorted(verifier.collect, key=lambda one: one.service != MAIN), record)
+    if (own := stage.apart) is None:
+        await run_commands(box, sorted(stage.verifier.collect, key=lambda one: one.service != MAIN), record)
         return await _verify(task, stage, box, settings, record)
-    own = verifier.environment or EnvironmentSection(
-        build_timeout_sec=task.file.environment.build_timeout_sec,
-        docker_image=None if _has_recipe(task.folder / "tests") else task.file.environment.docker_image,
-        workdir=task.file.environment.workdir,
-        network_mode=task.file.environment.network,
-        allowed_hosts=task.file.environment.allowed_hosts,
-    )
-    build = task.folder / ("tests" if _has_recipe(task.folder / "tests") else "environment")
-    variables = resolved(own.env, f"{task.folder}: verifier.environment.env", settings.variables)
-    network_policies = (own.network_policy, verifier.network_policy or own.network_policy)
-    request = BoxRequest(section=own, build=build, environment=variables, network_policies=network_policies)
+    variables = resolved(own.section.env, f"{task.folder}: verifier.environment.env", settings.variables)
+    begun = own.section.network_policy
+    network_policies = (begun, stage.verifier.network_policy or begun)
+    request = BoxRequest(section=own.section, build=own.build, environment=variables, network_policies=network_policies)
     with tempfile.TemporaryDirectory(prefix="agl-artifacts-") as name:
         fetched = await collect(box, stage, Path(name), record, stops=stage is task.stages[-1])
         async with open_box(settings.engine, request, settings.arguments, settings.namespace) as apart:
@@ -215,17 +201,16 @@ async def _verified(
             return await _verify(task, stage, apart, settings, record)
 
 
-def _has_recipe(folder: Path) -> bool:
-    return (folder / "Dockerfile").is_file()
-
-
 async def _verify(
     task: HarborTask, stage: Stage, box: Box, settings: TrialSettings, record: Record
 ) -> dict[str, float]:
     verifier = stage.verifier
-    await box.shell("find /logs/verifier /tests -mindepth 1 -delete; true", user=0)
-    for folder in stage.tests:
-        await box.put(folder, "/tests")
+    bundled = stage.apart is not None and stage.apart.has_tests
+    if not bundled or (await box.shell("test -e /tests/test.sh", user=0)).exit_code != 0:
+        await box.shell("find /tests -mindepth 1 -delete; true", user=0)
+        for folder in stage.tests:
+            await box.put(folder, "/tests")
+    await box.shell("find /logs/verifier -mindepth 1 -delete; true", user=0)
     await box.shell("chmod +x /tests/test.sh; chmod 777 /logs/verifier; true", user=0)
     env = resolved(verifier.env, f"{task.folder}: verifier.env", settings.variables)
     limit, captured = verifier.timeout_sec * settings.time_factor, Captured.empty()
