@@ -12,7 +12,7 @@ from typing import Any
 from agentlightning.algorithm.base import OF_THE_TRAINER, Algorithm, PolicySpec
 from agentlightning.algorithm.episode import Episode, collect, mean_reward
 from agentlightning.algorithm.rollout_verdicts import never_called
-from agentlightning.algorithm.sampling.rollouts import Stopped, enqueue, finished_groups
+from agentlightning.algorithm.sampling.rollouts import Stopped, enqueue, finished_groups, sampling_seed
 from agentlightning.arguments import GivenByName
 from agentlightning.backend import BackendFactory, ModelSpec
 from agentlightning.errors import ConfigError, kind_of
@@ -52,6 +52,9 @@ class Baseline(GivenByName, Algorithm):
     """Where the model is sampled: a name or a callable that makes a backend."""
     rollout_config: RolloutConfig = field(default_factory=RolloutConfig)
     """Deadline and retries of each rollout."""
+    seed: int | None = None
+    """Two measurements with the same seed draw alike for the same task and repeat (common random numbers), so that what
+    differs between them is what is compared. None: they draw independently."""
 
     served: PolicySpec | None = None
     """Serve exactly this, instead of what `model` and the settings around it say."""
@@ -80,9 +83,14 @@ class Baseline(GivenByName, Algorithm):
         if train_dataset is None or len(train_dataset) == 0:
             raise ConfigError("There are no tasks to run the agent on: give fit(agent, tasks).")
         requests = [
-            EnqueueRolloutRequest(input=train_dataset[i], mode=self.mode, config=self.rollout_config)
+            EnqueueRolloutRequest(
+                input=train_dataset[i],
+                mode=self.mode,
+                config=self.rollout_config,
+                metadata=sampling_seed(self.seed, i, repeat),
+            )
             for i in range(len(train_dataset))
-            for _ in range(self.repeats)
+            for repeat in range(self.repeats)
         ]
         with suppress(Stopped):
             ids = await enqueue(self.context, requests)

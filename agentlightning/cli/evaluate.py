@@ -152,7 +152,7 @@ def _evaluate(checkpoint: Path, options: EvalOptions) -> bool:
             continue
         with stderr_terminal.status(f"{said[label]}: loading {served.name}") as spinner:
             progress = _Progress(f"{said[label]}: {served.name}", spinner)
-            found[label] = measured = measure(served, litagent, held_out, repeats, progress)
+            found[label] = measured = measure(served, litagent, held_out, repeats, progress, seed=options.seed)
         rewards[label] = [measured.rewards[i : i + repeats] for i in range(0, len(measured.rewards), repeats)]
         _warn(said[label], measured)
     names = {label: served and served.name for label, served in models.items()}
@@ -230,10 +230,16 @@ class _Progress(SilentConsole):
 
 
 def measure(
-    served: Served, agent: LitAgent[Any], tasks: list[Any], repeats: int = 1, progress: Console | None = None
+    served: Served,
+    agent: LitAgent[Any],
+    tasks: list[Any],
+    repeats: int = 1,
+    progress: Console | None = None,
+    *,
+    seed: int = 0,
 ) -> MeasuredModel:
-    """Run the agent on the tasks, through the gateway."""
-    algorithm = Baseline(served=served.spec, repeats=repeats, mode=RolloutMode.TEST)
+    """Run the agent on the tasks, through the gateway. With the same seed, models draw alike."""
+    algorithm = Baseline(served=served.spec, repeats=repeats, mode=RolloutMode.TEST, seed=seed)
     with tempfile.TemporaryDirectory(prefix="agl-eval-") as folder:
         result = Trainer(algorithm=algorithm, run_dir=folder, console=progress or SilentConsole()).fit(agent, tasks)
     if result.stopped:

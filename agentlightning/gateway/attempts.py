@@ -32,9 +32,11 @@ from agentlightning.types import (
     Attempt,
     AttemptedRollout,
     AttemptStatus,
+    Rollout,
     RolloutMode,
 )
 from agentlightning.types.left_out import LeftOut
+from agentlightning.types.rollout import SAMPLING_SEED
 from agentlightning.types.spending import Spent
 
 _ENDED = FINISHED_ATTEMPT - {AttemptStatus.UNRESPONSIVE}
@@ -83,6 +85,8 @@ class LiveAttempt:
     """By the name of the policy or engine that is asked."""
     checked: float
     used: float
+    sampling_seed: int | None = None
+    """The rollout's `SAMPLING_SEED`."""
     requests: int = 0
     """Numbers the calls, for seeds."""
     limited_at: int = 0
@@ -299,7 +303,8 @@ class Attempts:
     async def _load(self, rollout_id: str, attempt_id: str) -> LiveAttempt:
         rollout, attempt = await self._look_up(rollout_id, attempt_id)
         now = time.monotonic()
-        live = LiveAttempt(rollout_id, attempt_id, rollout.mode, self._new_session, checked=now, used=now)
+        seed = _sampling_seed(rollout)
+        live = LiveAttempt(rollout_id, attempt_id, rollout.mode, self._new_session, now, now, sampling_seed=seed)
         known = self._answered.pop(live.key, None)
         live.answered = Answered(shared=self._shared) if known is None else known
         live.prompts, live.replay = await self._from_resources(rollout.resources_id)
@@ -345,6 +350,14 @@ async def _end(live: LiveAttempt, why: str) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+
+
+def _sampling_seed(rollout: Rollout) -> int | None:
+    """The seed in a rollout's metadata, if there is one; raises Refusal where it is not a whole number."""
+    seed = rollout.metadata.get(SAMPLING_SEED)
+    if seed is None or (isinstance(seed, int) and not isinstance(seed, bool)):
+        return seed
+    raise Refusal(f"The rollout's metadata has {SAMPLING_SEED} {seed!r:.80}. Give a whole number.", code="invalid_type")
 
 
 def _over(rollout_id: str, attempt_id: str, why: str) -> Refusal:

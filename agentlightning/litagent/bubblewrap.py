@@ -232,13 +232,19 @@ class Passage:
             return
         self._own, Passage._all = self._own + 1, Passage._all + 1
         try:
-            to_reader, to_writer = await asyncio.open_connection(*self._address)
+            to_reader, to_writer = await self.reached(reader, writer)
             await asyncio.gather(_pump(reader, to_writer), _pump(to_reader, writer), return_exceptions=True)
         except OSError:
             pass
         finally:
             writer.close()
             self._own, Passage._all = self._own - 1, Passage._all - 1
+
+    async def reached(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Where a connection leads. Raises OSError where it leads nowhere."""
+        return await asyncio.open_connection(*self._address)
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

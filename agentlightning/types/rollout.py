@@ -12,6 +12,10 @@ from agentlightning.errors import ConfigError
 from agentlightning.types.html import fields_html
 from agentlightning.types.status import AttemptStatus, Outcome, RolloutMode, RolloutStatus, WorkerStatus
 
+SAMPLING_SEED = "sampling_seed"
+"""The key of a rollout's metadata with a whole number from which the seeds of its calls are made. Rollouts of two
+models, or with two prompts, that have the same one draw alike (common random numbers), so that their rewards differ by
+what is compared more than by chance. The engine has to honour seeds."""
 DEFAULT_TIMEOUT_SECONDS = 3600.0
 TIMEOUT_SETTING = "The limit is timeout_seconds of the rollout's RolloutConfig, or --timeout on the command line."
 DEFAULT_LEASE_SECONDS = 60.0

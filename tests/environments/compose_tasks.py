@@ -16,7 +16,7 @@ from typing import Any
 
 from agentlightning.environments.harbor.project import find_compose
 from agentlightning.errors import ConfigError
-from tests.environments.harbor_tasks import TEST, podman_runs, write_task
+from tests.environments.harbor_tasks import TEST, runs, write_task
 
 IMAGE = "localhost/agl-compose-test"
 _PROGRAMS = [
@@ -99,7 +99,7 @@ def write_two_services(folder: Path) -> Path:
 @cache
 def composes() -> str | None:
     """Makes the image. Why there are no tasks of several containers here, if there are none."""
-    if (why := podman_runs()) is not None:
+    if (why := runs()) is not None:
         return why
     try:
         find_compose("podman")

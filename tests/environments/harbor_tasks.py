@@ -23,6 +23,11 @@ OPTIONS = [
     *("-v", "/usr:/usr:ro", "-v", "/etc:/etc:ro"),
     *("--ulimit", "nofile=1000:1000", "--ulimit", "nproc=1000:1000", "--ulimit", "sigpending=1000:1000"),
 ]
+ENGINES = [
+    "bubblewrap",
+    pytest.param("podman", marks=pytest.mark.slow),
+    pytest.param("docker", marks=pytest.mark.slow),
+]
 TOML = """\
 schema_version = "1.4"
 {top}
@@ -111,11 +116,49 @@ def five_tasks(folder: Path) -> None:
     )
 
 
+APART = ("bundled", "images", "inherits")
+
+
+def tasks_verified_apart(folder: Path) -> None:
+    """Verifiers with an image of their own: made for the tests, which it changes; of one step and of the others; the
+    agent's, with its variables."""
+    right = "echo 1 > /logs/verifier/reward.txt\nelse\necho 0 > /logs/verifier/reward.txt\nfi\n"
+    top, apart = 'artifacts = ["/app/out.txt"]', '[verifier]\nenvironment_mode = "separate"\n'
+    recipe = f"FROM {IMAGE}\nWORKDIR /app\nCOPY . /tests/\n"
+    write_task(
+        folder / "bundled",
+        top=top,
+        more=apart,
+        test=f'#!/bin/sh\nif [ -e /tests/made/by.txt ] && [ "$(cat out.txt)" = hello ]; then\n{right}',
+        files={"tests/Dockerfile": f"{recipe}COPY note.txt /tests/made/by.txt\n", "tests/note.txt": "x"},
+    )
+    own = '#!/bin/sh\nif [ "$WHOSE" = {} ] && [ "$(cat out.txt)" = hello ]; then\n' + right
+    write_task(
+        folder / "images",
+        top=top,
+        more=f'{apart}[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n',
+        test=own.format("tasks"),
+        files={
+            "tests/Dockerfile": f"{recipe}ENV WHOSE=tasks\n",
+            **{f"steps/{name}/instruction.md": "Write hello into out.txt." for name in ("one", "two")},
+            **{f"steps/{name}/solution/solve.sh": "#!/bin/sh\nprintf hello > out.txt\n" for name in ("one", "two")},
+            "steps/one/tests/test.sh": own.format("steps"),
+            "steps/one/tests/Dockerfile": f"{recipe}ENV WHOSE=steps\n",
+        },
+    )
+    write_task(
+        folder / "inherits",
+        top=top,
+        more=f'{apart}[environment]\nenv = {{ WORD = "hello" }}\n',
+        test=f'#!/bin/sh\nif [ "$(cat out.txt)" = "$WORD" ]; then\n{right}',
+    )
+
+
 @cache
-def podman_runs() -> str | None:
+def runs(engine: str = "podman") -> str | None:
     """Makes the image. Why there is none, if there is none."""
-    if shutil.which("podman") is None:
-        return "podman is not installed"
+    if shutil.which(engine) is None:
+        return f"{engine} is not installed"
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as image:
         for name in ("usr", "etc", "tmp", "proc", "dev", "sys", "run"):
@@ -126,11 +169,11 @@ def podman_runs() -> str | None:
             link = tarfile.TarInfo(name)
             link.type, link.linkname = tarfile.SYMTYPE, f"usr/{name}"
             image.addfile(link)
-    made = subprocess.run(["podman", "import", "-", IMAGE], input=packed.getvalue(), capture_output=True, check=False)
+    made = subprocess.run([engine, "import", "-", IMAGE], input=packed.getvalue(), capture_output=True, check=False)
     tried = subprocess.run(
-        ["podman", "run", "--rm", "--network", "none", *OPTIONS, IMAGE, "true"], capture_output=True, check=False
+        [engine, "run", "--rm", "--network", "none", *OPTIONS, IMAGE, "true"], capture_output=True, check=False
     )
-    return None if made.returncode == tried.returncode == 0 else "podman may not run containers here"
+    return None if made.returncode == tried.returncode == 0 else f"{engine} may not run containers here"
 
 
 def engine_or_skip(engine: str) -> dict[str, Any]:
@@ -139,7 +182,7 @@ def engine_or_skip(engine: str) -> dict[str, Any]:
         if shutil.which("bwrap") is None:
             pytest.skip("bubblewrap is not installed")
         return {"engine": engine}
-    if (why := podman_runs()) is not None:
+    if (why := runs(engine)) is not None:
         pytest.skip(why)
     return {"engine": engine, "container_options": OPTIONS}
 

@@ -16,10 +16,18 @@ import pytest
 
 from agentlightning.environments.harbor import HarborEnvironment
 from tests.environments.compose_tasks import composes, write_two_services
-from tests.environments.harbor_tasks import FIVE, OPTIONS, engine_or_skip, five_tasks, write_task
+from tests.environments.harbor_tasks import (
+    APART,
+    FIVE,
+    OPTIONS,
+    engine_or_skip,
+    five_tasks,
+    tasks_verified_apart,
+    write_task,
+)
 from tests.environments.interpreters import interpreter
 
-VERSION = "0.25.0"
+VERSION = "0.26.0"
 RUNNER = Path(__file__).with_name("harbor_runner.py")
 WRONG = {
     "nothing": "#!/bin/sh\ntrue\n",
@@ -72,6 +80,16 @@ def test_five_tasks(harbor: str, name: str, agent: str, tmp_path: Path) -> None:
     found = theirs(harbor, task, agent, tmp_path / "trials")
     assert found is not None
     assert ours(task, agent) == found["reward"]
+
+
+@pytest.mark.parametrize("agent", ["oracle", "nop"])
+@pytest.mark.parametrize("name", APART)
+def test_verifiers_with_an_image_of_their_own(harbor: str, name: str, agent: str, tmp_path: Path) -> None:
+    tasks_verified_apart(tmp_path / "tasks")
+    task = tmp_path / "tasks" / name
+    found = theirs(harbor, task, agent, tmp_path / "trials")
+    assert found is not None
+    assert ours(task, agent) == found["reward"] == float(agent == "oracle")
 
 
 @pytest.mark.parametrize("kind", WRONG)

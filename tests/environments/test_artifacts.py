@@ -19,9 +19,8 @@ from agentlightning.environments.harbor.trial import run_trial
 from agentlightning.errors import ConfigError
 from agentlightning.litagent.process import Captured
 from tests.environments.compose_tasks import composes, services, write_composed
-from tests.environments.harbor_tasks import IMAGE, OPTIONS, engine_or_skip, write_task
+from tests.environments.harbor_tasks import ENGINES, IMAGE, OPTIONS, engine_or_skip, write_task
 
-ENGINES = ["bubblewrap", pytest.param("podman", marks=pytest.mark.slow)]
 APART = '[verifier]\nenvironment_mode = "separate"\n'
 
 

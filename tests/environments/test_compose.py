@@ -253,11 +253,6 @@ def test_services_start_after_those_they_depend_on(tmp_path: Path) -> None:
     ]
 
 
-def test_a_network_that_would_not_be_kept_from_services_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no-network"):
-        read(tmp_path, {"services": {}}, network_mode="no-network")
-
-
 def test_what_is_refused_is_refused_before_anything_runs(tmp_path: Path) -> None:
     if shutil.which("podman") is None:
         pytest.skip("podman is not installed")

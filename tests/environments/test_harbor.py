@@ -20,10 +20,18 @@ from agentlightning.environments.harbor.format import read_task
 from agentlightning.environments.harbor.trial import Verified, read_rewards, run_trial
 from agentlightning.errors import ConfigError, ExecutorError
 from agentlightning.litagent.process import Captured
-from tests.environments.harbor_tasks import FIVE, TEST, engine_or_skip, five_tasks, write_task
+from tests.environments.harbor_tasks import (
+    APART,
+    ENGINES,
+    FIVE,
+    IMAGE,
+    TEST,
+    engine_or_skip,
+    five_tasks,
+    tasks_verified_apart,
+    write_task,
+)
 from tests.environments.model import answering, attempted
-
-ENGINES = ["bubblewrap", pytest.param("podman", marks=pytest.mark.slow)]
 
 
 def tried(folder: Path, engine: str, **options: Any) -> dict[tuple[str, str], Any]:
@@ -112,8 +120,12 @@ REFUSED = {
     "an unknown key": ("[environment]\nmemroy_mb = 5\n", "environment.memroy_mb"),
     "a GPU": ("[environment]\ngpus = 1\n", "environment.gpus"),
     "Windows": ('[environment]\nos = "windows"\n', "environment.os"),
-    "an allowlist": ('[environment]\nnetwork_mode = "allowlist"\n', "environment.network_mode"),
+    "a list in a sandbox": ('[environment]\nnetwork_mode = "allowlist"\n', "network_mode is allowlist"),
     "hosts": ('[agent]\nallowed_hosts = ["example.org"]\n', "agent.allowed_hosts"),
+    "a host's URL": (
+        '[agent]\nnetwork_mode = "allowlist"\nallowed_hosts = ["https://example.org"]\n',
+        "agent.allowed_hosts.0: 'https://example.org' is no name of a host",
+    ),
     "MCP": ('[[environment.mcp_servers]]\nname = "x"\n', "environment.mcp_servers"),
     "a size": ("[environment]\nstorage_mb = 5\n", "environment.storage_mb"),
     "a time": ("[agent]\ntimeout_sec = -1\n", "agent.timeout_sec"),
@@ -141,6 +153,64 @@ def test_older_spellings_mean_what_they_meant(tmp_path: Path) -> None:
     (task / "task.toml").write_text('version = "1.0"\n[environment]\nmemory = "2G"\nallow_internet = false\n')
     found = read_task(task)
     assert (found.name, found.file.environment.memory_mb, found.file.environment.network) == ("old", 2048, "no-network")
+
+
+OF_TASK = '[verifier]\nenvironment_mode = "{}"\n{}[[steps]]\nname = "one"\n[steps.verifier]\n{}'
+CPUS, IMAGES = "environment = {{ cpus = {} }}\n", 'environment = {{ docker_image = "{}:1" }}\n'
+RECIPES: dict[str, tuple[str, set[str], tuple[str, str | None, float | None] | None]] = {
+    "nothing": (OF_TASK.format("shared", "", ""), {"steps/one/tests"}, None),
+    "the task's mode": (OF_TASK.format("separate", "", ""), set(), ("environment", "theirs:1", None)),
+    "the step's mode": (OF_TASK.format("separate", "", 'environment_mode = "shared"\n'), {"tests"}, None),
+    "a step's section": (OF_TASK.format("shared", "", CPUS.format(2)), set(), ("environment", "theirs:1", 2)),
+    "the task's section": (OF_TASK.format("separate", CPUS.format(3), ""), {"tests"}, ("tests", None, 3)),
+    "the task's image": (
+        OF_TASK.format("separate", IMAGES.format("tasks"), CPUS.format(2)),
+        {"tests"},
+        ("tests", "tasks:1", 2),
+    ),
+    "a step's Dockerfile": (
+        OF_TASK.format("separate", IMAGES.format("tasks"), ""),
+        {"tests", "steps/one/tests"},
+        ("steps/one/tests", None, None),
+    ),
+    "a step's image": (
+        OF_TASK.format("separate", IMAGES.format("tasks"), IMAGES.format("own")),
+        {"steps/one/tests"},
+        ("steps/one/tests", "own:1", None),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_a_verifiers_box_is_looked_for_as_harbor_does(kind: str, tmp_path: Path) -> None:
+    more, recipes, expected = RECIPES[kind]
+    files = {f"{place}/Dockerfile": f"FROM {IMAGE}\n" for place in recipes}
+    files |= {"steps/one/instruction.md": "One.", "steps/one/tests/test.sh": "#!/bin/sh\n"}
+    task = write_task(tmp_path / "task", more=f'[environment]\ndocker_image = "theirs:1"\n{more}', files=files)
+    apart = read_task(task).stages[0].apart
+    found = apart and (str(apart.build.relative_to(task)), apart.section.docker_image, apart.section.cpus)
+    assert found == expected
+
+
+def test_tests_that_an_image_holds_need_not_lie_here(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task", more='[verifier.environment]\ndocker_image = "theirs:1"\n')
+    (task / "tests" / "test.sh").unlink()
+    assert read_task(task).stages[0].apart is not None
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize("engine", [one for one in ENGINES if one != "bubblewrap"])
+def test_a_verifiers_own_image_keeps_the_tests_that_it_holds(engine: str, name: str, tmp_path: Path) -> None:
+    tasks_verified_apart(tmp_path)
+    assert tried(tmp_path / name, engine) == {(name, by): float(by == "solution") for by in ("solution", "nothing")}
+
+
+@pytest.mark.parametrize("place", ["tests", "solution", "tests/deep"])
+def test_a_list_of_what_is_left_out_is_refused(place: str, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task", files={f"{place}/.harborignore": "*.md\n"})
+    with pytest.raises(ConfigError, match=r"\.harborignore"):
+        read_task(task)
 
 
 MISSING = {
@@ -263,9 +333,9 @@ async def test_an_attempt_that_is_cancelled_leaves_nothing(engine: str, tmp_path
         await running
     await asyncio.sleep(0.5)
     assert b"86399" not in await asyncio.to_thread(command_lines)
-    if engine == "podman":
+    if engine != "bubblewrap":
         listed = await asyncio.to_thread(
-            subprocess.run, ["podman", "ps", "-aq", "--filter", "name=agl-harbor"], capture_output=True, check=True
+            subprocess.run, [engine, "ps", "-aq", "--filter", "name=agl-harbor"], capture_output=True, check=True
         )
         assert listed.stdout == b""
 
@@ -294,7 +364,7 @@ def test_links_that_an_agent_leaves_lead_nowhere_on_this_machine(engine: str, tm
     harm = f"ln -sf {victim}/file file; ln -sfn {victim}/sub sub; ln -s {victim} /tests/deep; "
     harm += f"ln -sf {victim}/file /tests/test.sh; ln -sf {victim}/file /logs/verifier/note; "
     harm += "for d in /tmp/agl-harbor-*; do rm -rf $d/* 2>/dev/null; done; true"
-    if engine == "podman":  # it copies no folder to where a link stands
+    if engine != "bubblewrap":  # they copy no folder to where a link stands
         with pytest.raises(ExecutorError, match="copy files into a container"):
             done(task, engine, harm)
         assert done(task, engine, harm.replace("ln -sfn", "echo")).rewards == {"reward": 1.0}
@@ -327,9 +397,11 @@ def test_variables_of_a_task_reach_no_program_outside_of_its_box(
     env = HarborEnvironment(str(task), **options)
     worker = env.worker_of("oracle", read_task(task))
     assert asyncio.run(run_trial(read_task(task), worker, env.settings)).rewards == {"reward": 1.0}
-    names = {line.partition("=")[0] for line in seen.read_text().splitlines()}
+    lines = seen.read_text().splitlines()
+    names = {line.partition("=")[0] for line in lines}
     assert "PATH" in names
-    assert not names & {"LD_AUDIT", "DOCKER_HOST", "WORD", "BASH_ENV", "PYTHONSTARTUP"}
+    assert not names & {"LD_AUDIT", "WORD", "BASH_ENV", "PYTHONSTARTUP"}
+    assert "DOCKER_HOST=tcp://x" not in lines
 
 
 def test_a_tasks_own_endpoint_opens_no_way_to_this_machine(tmp_path: Path) -> None:

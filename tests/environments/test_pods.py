@@ -103,14 +103,17 @@ REFUSED: dict[str, tuple[str, str]] = {
     "an image that is to be built": ("", "engine=kubernetes builds no image"),
     "a network that is to be kept": (IMAGE + 'network_mode = "no-network"\n', "NetworkPolicy"),
     "a user": (IMAGE + '[agent]\nuser = "somebody"\n', "somebody"),
-    "an image of the verifier": (IMAGE + "[verifier.environment]\ncpus = 1\n", "verifier.environment.docker_image"),
+    "an image of the verifier": (
+        IMAGE + '[verifier]\nenvironment_mode = "separate"\n',
+        "verifier.environment.docker_image",
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_a_pod_does_not_have_is_refused(kind: str, cluster: Path, tmp_path: Path) -> None:
     more, words = REFUSED[kind]
-    task = write_task(tmp_path / "task", more=more)
+    task = write_task(tmp_path / "task", more=more, files={"tests/Dockerfile": "FROM theirs:1\n"})
     with pytest.raises(ConfigError, match=words):
         agl.load_environment(f"harbor:{task}", engine="kubernetes").tasks()
 

@@ -16,7 +16,7 @@ from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.episode import make_episode
 from agentlightning.algorithm.prompts.budget import Ledger
 from agentlightning.algorithm.prompts.candidate import Candidate
-from agentlightning.algorithm.sampling.rollouts import enqueue, finished_groups
+from agentlightning.algorithm.sampling.rollouts import enqueue, finished_groups, sampling_seed
 from agentlightning.errors import ConfigError
 from agentlightning.types import (
     Dataset,
@@ -89,8 +89,12 @@ class Evaluator:
         config: RolloutConfig,
         reward_range: tuple[float, float],
         under: str = "",
+        seed: int = 0,
     ) -> None:
-        """`under`: begins the ids of its rollouts, behind the run's."""
+        """`under`: begins the ids of its rollouts, behind the run's. With the same seed, candidates draw alike on a
+        task, so that they are told apart by fewer tasks.
+        """
+        self._seed = seed
         self._under = under
         self._context = context
         self._templates = templates
@@ -176,7 +180,7 @@ class Evaluator:
             mode=_MODES[split],
             resources_id=await self.resources_id(candidate),
             config=self._config,
-            metadata={"candidate": candidate.key, "task": task},
+            metadata={"candidate": candidate.key, "task": task, **sampling_seed(self._seed, split, task)},
             rollout_id=f"{self._context.run_id or 'run'}-{self._under}{candidate.key}-{split}{task}{again}",
         )
 

@@ -98,7 +98,7 @@ class PromptRun:
         splits: Mapping[Split, Dataset[Any]] = {"train": train, "val": val}
         self._under = under
         self._evaluator = Evaluator(
-            context, templates, splits, self.ledger, settings.config, settings.reward_range, under
+            context, templates, splits, self.ledger, settings.config, settings.reward_range, under, settings.seed
         )
         self._critic = settings.make_critic()
         self._journal = Journal(context.run_dir / JOURNAL_FILE)

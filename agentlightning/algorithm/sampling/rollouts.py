@@ -13,9 +13,11 @@ from agentlightning.algorithm.measures import of_validation
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.stall import StallRule, watch_for_stalls
 from agentlightning.errors import NotFoundError, StoreError
+from agentlightning.gateway.sampling.settings import mix
 from agentlightning.store.base import LightningStore
 from agentlightning.types import FINISHED_ROLLOUT, Dataset, EnqueueRolloutRequest, Outcome, RolloutMode, RolloutStatus
 from agentlightning.types.record import RolloutRecord
+from agentlightning.types.rollout import SAMPLING_SEED
 
 STATUS_SECONDS = 1.0
 
@@ -45,6 +47,11 @@ async def mask_as_judge_error(store: LightningStore, records: Sequence[RolloutRe
         await store.update_attempt(
             record.rollout.rollout_id, record.attempt.attempt_id, outcome=Outcome.JUDGE_ERROR, error=why
         )
+
+
+def sampling_seed(seed: int | None, *what: int | str) -> dict[str, Any]:
+    """Metadata that has a rollout draw as all others with the same seed of the same `what` do; none without a seed."""
+    return {} if seed is None else {SAMPLING_SEED: mix(seed, *what)}
 
 
 async def enqueue(context: TrainingContext, requests: Sequence[EnqueueRolloutRequest]) -> list[str]:

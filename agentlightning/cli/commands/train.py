@@ -312,5 +312,8 @@ class EvalOptions(Command):
     )
     passing: Annotated[float, Option(help="The reward from which a run passes.")] = 1.0
     best_of: Annotated[int | None, Option(min=1, help="Also what the best of so many runs earns.")] = None
+    seed: Annotated[
+        int, Option(help="Seeds the sampling; both models draw alike, so that chance tells them apart less.")
+    ] = 0
     trust: Trust = False
     as_json: Json = False

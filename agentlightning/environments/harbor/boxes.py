@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from agentlightning.environments.harbor.archives import excluded
 from agentlightning.environments.harbor.compose import Composition
+from agentlightning.environments.harbor.egress import Egress, NetworkPolicy
 from agentlightning.environments.harbor.format import EnvironmentSection
 from agentlightning.errors import ConfigError, ExecutorError
 from agentlightning.files import reason_of_file, remove_tree
@@ -53,6 +54,8 @@ class BoxRequest:
     """Programs of this machine that are to be seen in it, where it shows this machine's."""
     composition: Composition | None = None
     """The services among which it is main, where there are several."""
+    network_policies: Sequence[NetworkPolicy] = ()
+    """What is reached in each phase, that of its beginning first; what its section says, if nothing is given."""
 
 
 class Box(ABC):
@@ -63,6 +66,17 @@ class Box(ABC):
     """The other services of a task of several containers, by name."""
     has_endpoint_inside: bool = False
     """Whether the model is reached at its own loopback, so that its variables have to say so."""
+    egress: Egress | None = None
+    """What it reaches besides its model goes through this, where phases restrict that."""
+
+    @contextmanager
+    def reaching(self, policy: NetworkPolicy | None) -> Iterator[None]:
+        """Keep to what may be reached in a phase that says so."""
+        if self.egress is None or policy is None:
+            yield
+            return
+        with self.egress.during(policy):
+            yield
 
     @abstractmethod
     async def run(

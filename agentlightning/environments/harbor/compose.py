@@ -211,8 +211,6 @@ class _Reader:
         self._volumes: Collection[str] = ()
 
     def read(self, document: Any) -> Composition:
-        if self._section.network == "no-network":
-            raise ConfigError("environment.network_mode is no-network, and services have a network; say public.")
         top = mapping(document, "the file", ("services", "networks", "volumes", "version", "name"))
         self._networks = {"default": False} | {
             name: _network(one, f"networks.{name}") for name, one in named(top.get("networks"), "networks")

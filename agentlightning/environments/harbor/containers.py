@@ -10,12 +10,14 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from agentlightning.environments.harbor.archives import NO_FOLDER, PACK, excluded, not_packed, streamed, unpacked
 from agentlightning.environments.harbor.boxes import PLACES, Box, BoxRequest, ending, exported, last_words
 from agentlightning.environments.harbor.compose import ImageRecipe
+from agentlightning.environments.harbor.egress import PORT, Egress, needs_proxy, proxy_variables, restricted
 from agentlightning.errors import ConfigError, ExecutorError
 from agentlightning.litagent.bubblewrap import INSIDE, Passage
 from agentlightning.litagent.process import MARK, Captured, Finished, Limits, run_command
@@ -38,14 +40,21 @@ async def open_container(engine: str, request: BoxRequest, arguments: Sequence[s
     name = f"agl-harbor-{random_hex(8)}"
     limits = [f"--cpus={section.cpus:g}"] if section.cpus else []
     limits += [f"--memory={section.memory_mb}m"] if section.memory_mb else []
-    network = "none" if section.network == "no-network" else "host"
+    network_policies = request.network_policies or (section.network_policy,)
+    network = "none" if restricted(network_policies) else "host"
+    egress = Egress(network_policies[0]) if needs_proxy(network_policies) else None
     stays = ["--entrypoint", "sh", image, "-c", STAYS]
     run = ["run", "--detach", "--rm", "--name", name, "--network", network, *limits, *arguments, *stays]
     try:
         await call_engine(engine, run, "start a container", seconds=section.build_timeout_sec)
         inside = request.endpoint if network == "none" else None
-        async with passage(engine, name, inside):
-            yield await prepared_box(engine, name, request, has_endpoint_inside=inside is not None)
+        port = PORT + (urlsplit(inside or "").port == PORT)
+        if egress is not None:
+            request = replace(request, environment={**proxy_variables(port), **request.environment})
+        async with passage(engine, name, inside), _entrance(engine, name, egress, port):
+            box = await prepared_box(engine, name, request, has_endpoint_inside=inside is not None)
+            box.egress = egress
+            yield box
     finally:
         await asyncio.shield(_removed(engine, name))
 
@@ -137,19 +146,25 @@ def client_environment() -> dict[str, str]:
 @asynccontextmanager
 async def passage(engine: str, name: str, endpoint: str | None) -> AsyncIterator[None]:
     """The model's endpoint in a container that has no network, on its own loopback."""
-    if endpoint is None:
+    address = urlsplit(endpoint or "")
+    port = address.port or 80
+    async with _entrance(engine, name, Passage(address.hostname, port) if address.hostname else None, port):
+        yield
+
+
+@asynccontextmanager
+async def _entrance(engine: str, name: str, leads: Passage | None, port: int) -> AsyncIterator[None]:
+    """A port of a container's own loopback, whose connections lead out of it."""
+    if leads is None:
         yield
         return
     found = await call_engine(engine, ["inspect", "--format", "{{.State.Pid}}", name], "find a container")
-    address = urlsplit(endpoint)
-    assert address.hostname is not None
-    port = str(address.port or 80)
     enter = ["nsenter", "--net", "--target", found.stdout.strip()]
     if os.geteuid() != 0:
         enter = ["podman", "unshare", *enter] if engine == "podman" else ["sudo", "--non-interactive", *enter]
     with tempfile.TemporaryDirectory(prefix="agl-gateway-") as folder:
-        server = await asyncio.start_unix_server(Passage(address.hostname, int(port)), f"{folder}/gateway")
-        relay = [sys.executable, "-I", "-S", str(INSIDE), "-", "/", f"{folder}/gateway", port]
+        server = await asyncio.start_unix_server(leads, f"{folder}/gateway")
+        relay = [sys.executable, "-I", "-S", str(INSIDE), "-", "/", f"{folder}/gateway", str(port)]
         command = [*enter, *relay, "sh", "-c", "echo there; exec sleep infinity"]
         process = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True
@@ -159,7 +174,7 @@ async def passage(engine: str, name: str, endpoint: str | None) -> AsyncIterator
             if await process.stdout.readline() != b"there\n":
                 complaint = (await process.communicate())[1].decode(errors="replace")
                 raise ExecutorError(
-                    "The model cannot be reached from a container with a network of its own here: "
+                    "Nothing can be reached from a container with a network of its own here: "
                     f"{last_words(complaint)}. "
                     "Entering that network needs root, or podman without root."
                 )

@@ -43,7 +43,7 @@ class HarborEnvironment(Environment):
     """Tasks in Harbor's format, each done by an agent in a box of its own and rewarded by the task's tests."""
 
     summary = "tasks in Harbor's format: an agent in a container, rewarded by the task's tests"
-    tested = "harbor 0.25.0, schema 1.4"
+    tested = "harbor 0.26.0, schema 1.4"
 
     def __init__(
         self,
@@ -209,7 +209,8 @@ class _HarborAgent(LitAgent[Any]):
             environment = endpoint_inside(environment)
         if self._known is not None:
             environment |= {name: with_llm(value, llm) for name, value in self._known.environment.items()}
-            await self._installed(box, stage)
+            with box.reaching(box.egress and box.egress.first):
+                await self._installed(box, stage)
         filled = placeholders.fill(
             [with_llm(word, llm) for word in self._command], {**task, "prompt": stage.instruction}
         )

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -22,9 +22,12 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
+from agentlightning.environments.harbor.egress import Network, NetworkPolicy, checked_host
 from agentlightning.errors import ConfigError
 from agentlightning.files import meant_by, reason_of_file
 from agentlightning.reading import parsed_toml, read_text
@@ -62,7 +65,6 @@ def _megabytes(value: Any) -> Any:
     return value
 
 
-Network = Literal["public", "no-network", "allowlist"]
 _DAY = 86_400
 Seconds = Annotated[float, Field(gt=0)]
 Wait = Annotated[float, Field(gt=0, le=_DAY)]
@@ -73,11 +75,26 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
-class _Networked(_Section):
+class Networked(_Section):
+    """A section that says what is reached."""
+
     network_mode: Network | None = None
-    allowed_hosts: Annotated[
-        list[str], _refused("a list of hosts that may be reached is not kept here; give network_mode")
-    ] = []
+    allowed_hosts: list[Annotated[str, AfterValidator(checked_host)]] = []
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, hosts: list[str], info: ValidationInfo) -> list[str]:
+        if hosts and info.data.get("network_mode") != "allowlist":
+            raise ValueError('this is for network_mode = "allowlist"')
+        return hosts
+
+    @property
+    def network_policy(self) -> NetworkPolicy | None:
+        """What is reached; None where that is left to the environment."""
+        return NetworkPolicy(self.network_mode, tuple(self.allowed_hosts)) if self.network_mode else None
+
+
+_S = TypeVar("_S", bound=Networked)
 
 
 class Healthcheck(_Section):
@@ -91,7 +108,7 @@ class Healthcheck(_Section):
     retries: Annotated[int, Field(ge=1, le=1000)] = 3
 
 
-class EnvironmentSection(_Networked):
+class EnvironmentSection(Networked):
     """`[environment]`: the box that the task is done in."""
 
     build_timeout_sec: Seconds = 600.0
@@ -117,8 +134,12 @@ class EnvironmentSection(_Networked):
         """What the box reaches besides its model."""
         return self.network_mode or ("no-network" if self.allow_internet is False else "public")
 
+    @property
+    def network_policy(self) -> NetworkPolicy:
+        return NetworkPolicy(self.network, tuple(self.allowed_hosts))
 
-class AgentSection(_Networked):
+
+class AgentSection(Networked):
     """`[agent]`"""
 
     timeout_sec: Seconds | None = None
@@ -134,7 +155,7 @@ class Collect(_Section):
     user: str | int | None = None
 
 
-class VerifierSection(_Networked):
+class VerifierSection(Networked):
     """`[verifier]`"""
 
     timeout_sec: Seconds = 600.0
@@ -223,6 +244,16 @@ class TaskFile(_Section):
 
 
 @dataclass(frozen=True, slots=True)
+class VerifierBox:
+    """The box of a verifier that has one of its own."""
+
+    section: EnvironmentSection
+    build: Path
+    has_tests: bool
+    """Whether its image is made for the tests and holds them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """What one instruction is, where its files are, and how it is verified."""
 
@@ -233,6 +264,8 @@ class Stage:
     tests: tuple[Path, ...]
     """Folders with tests, laid over one another."""
     solution: Path
+    apart: VerifierBox | None = None
+    """Where it is verified; None where that is the agent's box."""
     workdir: Path | None = None
     """Files that are put into the working directory first."""
     healthcheck: Healthcheck | None = None
@@ -251,6 +284,13 @@ class HarborTask:
     @property
     def name(self) -> str:
         return self.file.task.name if self.file.task else self.folder.name
+
+    @property
+    def network_policies(self) -> tuple[NetworkPolicy, ...]:
+        """What is reached in each phase of its box, that of its beginning first."""
+        begun = self.file.environment.network_policy
+        own = [section for s in self.stages for section in (s.agent, *(() if s.apart else (s.verifier,)))]
+        return (begun, *(section.network_policy or begun for section in own))
 
     @property
     def compose(self) -> Path | None:
@@ -272,14 +312,8 @@ def read_task(folder: Path) -> HarborTask:
     except ValueError as error:
         raise ConfigError(f"{path} is no TOML: {error}.") from None
     _check_own(folder, *(folder / name for name in _USED), *(p for one in file.steps for p in _of_step(folder, one)))
-    networks = {"agent": file.agent, "verifier": file.verifier, **{f"steps.{s.name}": s.agent for s in file.steps}}
-    for name, section in {"environment": file.environment, **networks}.items():
-        if section.network_mode == "allowlist":
-            raise ConfigError(f"{path}: {name}.network_mode: a list of hosts that may be reached is not kept here.")
-    if (folder / "tests" / COMPOSE_FILE).is_file() and any(
-        one.separate for one in (file.verifier, *(step.verifier for step in file.steps))
-    ):
-        raise ConfigError(f"{folder}: tests/{COMPOSE_FILE}: a verifier apart has one container here.")
+    if ignored := next(_ignore_files(folder), None):
+        raise ConfigError(f"{ignored}: which files of a task are left out is not read here. Delete it, or move them.")
     if (folder / "trajectory.json").is_file():
         raise ConfigError(f"{folder}: trajectory.json: an agent does not begin with an earlier trajectory here.")
     return HarborTask(folder, file, tuple(_stages(folder, file)))
@@ -288,28 +322,52 @@ def read_task(folder: Path) -> HarborTask:
 def _stages(folder: Path, file: TaskFile) -> Iterator[Stage]:
     shared = folder / "tests"
     if not file.steps:
-        instruction = _text(folder / INSTRUCTION_FILE)
-        tests = _with_script(folder, (shared,))
-        yield Stage("", instruction, file.agent, file.verifier, tests, folder / "solution", artifacts=file.artifacts)
+        instruction, apart = _text(folder / INSTRUCTION_FILE), _apart(folder, file)
+        tests, solution = _with_script(folder, (shared,), apart), folder / "solution"
+        yield Stage("", instruction, file.agent, file.verifier, tests, solution, apart, artifacts=file.artifacts)
     for step in file.steps:
         own = folder / "steps" / step.name
-        if step.verifier.environment is not None:
-            raise ConfigError(f"{folder / TASK_FILE}: steps.{step.name}.verifier.environment: give it for all steps.")
+        apart = _apart(folder, file, step)
         yield Stage(
             step.name,
             _text(own / INSTRUCTION_FILE),
-            step.agent.model_copy(update={k: v for k, v in file.agent if k not in step.agent.model_fields_set}),
-            step.verifier.model_copy(
-                update={k: v for k, v in file.verifier if k not in step.verifier.model_fields_set}
-                | {"collect": [*file.verifier.collect, *step.verifier.collect]}
+            _laid_over(step.agent, file.agent),
+            _laid_over(step.verifier, file.verifier).model_copy(
+                update={"collect": [*file.verifier.collect, *step.verifier.collect]}
             ),
-            _with_script(own, tuple(place for place in (shared, own / "tests") if place.is_dir())),
+            _with_script(own, tuple(place for place in (shared, own / "tests") if place.is_dir()), apart),
             own / "solution",
+            apart,
             own / "workdir" if (own / "workdir").is_dir() else None,
             step.healthcheck,
             [*file.artifacts, *step.artifacts],
             step.min_reward,
         )
+
+
+def _apart(folder: Path, file: TaskFile, step: Step | None = None) -> VerifierBox | None:
+    """The box of a verifier, if it is apart. Its image is the step's before the task's, and the one of its name before
+    that of the Dockerfile beside the tests; else it is the agent's. Raises ConfigError for one of several containers.
+    """
+    places = [(step.verifier, folder / "steps" / step.name / "tests")] if step else []
+    places.append((file.verifier, folder / "tests"))
+    if not next((v.separate for v, _ in places if v.environment_mode or v.environment), False):
+        return None
+    section = next((v.environment for v, _ in places if v.environment), file.environment)
+    for verifier, tests in places:
+        image = verifier.environment and verifier.environment.docker_image
+        if not image and (tests / COMPOSE_FILE).is_file():
+            raise ConfigError(f"{tests / COMPOSE_FILE}: a verifier apart has one container here.")
+        if image or (tests / "Dockerfile").is_file():
+            return VerifierBox(section.model_copy(update={"docker_image": image}), tests, has_tests=True)
+    image = file.environment.docker_image
+    return VerifierBox(section.model_copy(update={"docker_image": image}), folder / "environment", has_tests=False)
+
+
+def _laid_over(own: _S, shared: _S) -> _S:
+    """A step's section, with the task's where it says nothing. Of what is reached it says all or nothing."""
+    own_names = own.model_fields_set | ({"allowed_hosts"} if "network_mode" in own.model_fields_set else set())
+    return own.model_copy(update={name: value for name, value in shared if name not in own_names})
 
 
 _USED = (
@@ -327,8 +385,13 @@ _USED = (
 
 def _of_step(folder: Path, step: Step) -> Iterator[Path]:
     own = folder / "steps" / step.name
-    names = (INSTRUCTION_FILE, "tests", "tests/test.sh", "solution", "solution/solve.sh", "workdir")
+    names = (INSTRUCTION_FILE, "tests", "tests/Dockerfile", "tests/test.sh", "solution", "solution/solve.sh", "workdir")
     return (own / name for name in names)
+
+
+def _ignore_files(folder: Path) -> Iterator[Path]:
+    places = ("tests", "solution", "steps/*/tests", "steps/*/solution")
+    return (found for place in places for found in folder.glob(f"{place}/**/.harborignore"))
 
 
 def _check_own(folder: Path, *places: Path) -> None:
@@ -344,8 +407,8 @@ def is_own(folder: Path, place: Path) -> bool:
     return Path(os.path.realpath(place)).is_relative_to(os.path.realpath(folder))
 
 
-def _with_script(folder: Path, tests: tuple[Path, ...]) -> tuple[Path, ...]:
-    if not any((place / "test.sh").is_file() for place in tests):
+def _with_script(folder: Path, tests: tuple[Path, ...], apart: VerifierBox | None) -> tuple[Path, ...]:
+    if not (apart and apart.has_tests) and not any((place / "test.sh").is_file() for place in tests):
         raise ConfigError(f"{folder} has no tests/test.sh, which verifies what was done.")
     return tests
 

@@ -32,6 +32,7 @@ from agentlightning.environments.harbor.boxes import (
     packed,
 )
 from agentlightning.environments.harbor.containers import LONGEST_SECONDS, STAYS
+from agentlightning.environments.harbor.egress import NetworkPolicy
 from agentlightning.environments.harbor.format import EnvironmentSection, HarborTask
 from agentlightning.environments.harbor.removal import removed_afterwards
 from agentlightning.errors import AgentError, ConfigError, ExecutorError
@@ -64,16 +65,18 @@ def check_for_pods(task: HarborTask) -> None:
     _check_section(file.environment, f"{where}: environment", task.folder / "environment")
     for stage in task.stages:
         verifier = stage.verifier
+        for name, section in {"agent": stage.agent, "verifier": verifier}.items():
+            _check_network(section.network_policy, f"{where}: {name}")
         users = [stage.agent.user, verifier.user, *(collect.user for collect in verifier.collect)]
         if other := [user for user in users if user not in (None, 0, "0", "root")]:
             raise ConfigError(f"{where}: user {other[0]}: a command in a pod has the image's user (engine=kubernetes).")
-        if verifier.separate and verifier.environment is not None:
-            _check_section(verifier.environment, f"{where}: verifier.environment", task.folder / "tests")
-        elif verifier.separate and (task.folder / "tests" / "Dockerfile").is_file():
+        if stage.apart and stage.apart.section.docker_image is None:
             raise ConfigError(
-                f"{task.folder / 'tests' / 'Dockerfile'}: engine=kubernetes builds no image. Push one and name it: "
+                f"{stage.apart.build / 'Dockerfile'}: engine=kubernetes builds no image. Push one and name it: "
                 "verifier.environment.docker_image in task.toml."
             )
+        if stage.apart:
+            _check_network(stage.apart.section.network_policy, f"{where}: verifier.environment")
 
 
 def _check_section(section: EnvironmentSection, where: str, build: Path) -> None:
@@ -82,10 +85,14 @@ def _check_section(section: EnvironmentSection, where: str, build: Path) -> None
             f"{where}.docker_image is missing: engine=kubernetes builds no image. Build {build}, push it to a registry "
             "that the cluster pulls from, and give its name there."
         )
-    if section.network == "no-network":
+    _check_network(section.network_policy, where)
+
+
+def _check_network(policy: NetworkPolicy | None, where: str) -> None:
+    if policy is not None and policy.mode != "public":
         raise ConfigError(
-            f"{where}.network_mode is no-network, which engine=kubernetes does not see to. Say public, and keep pods "
-            "with the label agentlightning.dev/harbor from the network by a NetworkPolicy."
+            f"{where}.network_mode is {policy.mode}, which engine=kubernetes does not see to. Say public, and keep "
+            "pods with the label agentlightning.dev/harbor from the network by a NetworkPolicy."
         )
 
 

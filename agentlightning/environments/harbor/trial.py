@@ -21,8 +21,9 @@ from typing import Any
 from agentlightning.environments.harbor.artifacts import Record, check_services, collect, place_in, run_commands
 from agentlightning.environments.harbor.boxes import Box, BoxRequest
 from agentlightning.environments.harbor.compose import MAIN, Composition, read_composition
+from agentlightning.environments.harbor.egress import restricted
 from agentlightning.environments.harbor.engines import open_box
-from agentlightning.environments.harbor.format import EnvironmentSection, HarborTask, Healthcheck, Stage, resolved
+from agentlightning.environments.harbor.format import HarborTask, Healthcheck, Stage, resolved
 from agentlightning.environments.harbor.pods import check_for_pods
 from agentlightning.errors import ConfigError, ExecutorError
 from agentlightning.litagent.process import Captured
@@ -76,6 +77,7 @@ async def run_trial(
         endpoint=endpoint,
         uses=uses,
         composition=composition_of(task, settings),
+        network_policies=task.network_policies,
     )
     found = Verified()
     async with open_box(settings.engine, request, settings.arguments, settings.namespace) as box:
@@ -102,6 +104,8 @@ def composition_of(task: HarborTask, settings: TrialSettings) -> Composition | N
     """The services of a task, None where it has one container. Raises ConfigError for what its engine refuses of it."""
     if settings.engine == "kubernetes":
         check_for_pods(task)
+    else:
+        _check_network(task, settings.engine)
     if task.compose is None:
         check_services(task, None)
         return None
@@ -117,6 +121,18 @@ def composition_of(task: HarborTask, settings: TrialSettings) -> Composition | N
     composition = read_composition(task.compose.parent, section, variables, settings.variables)
     check_services(task, composition)
     return composition
+
+
+def _check_network(task: HarborTask, engine: str) -> None:
+    """Raises ConfigError for a phase whose network cannot be restricted as it says."""
+    apart = [own.network_policy for s in task.stages if s.apart for own in (s.verifier, s.apart.section)]
+    modes = {policy.mode for policy in (*task.network_policies, *apart) if policy}
+    where = f"{task.folder / 'task.toml'}: network_mode"
+    if engine == "bubblewrap" and "allowlist" in modes:
+        raise ConfigError(f"{where} is allowlist, which needs engine=podman or engine=docker, and not bubblewrap.")
+    if task.compose is not None and restricted(task.network_policies):
+        mode = next(policy.mode for policy in task.network_policies if policy.mode != "public")
+        raise ConfigError(f"{where} is {mode}, and the services of {task.compose.name} have a network; say public.")
 
 
 async def _prepare(box: Box, stage: Stage) -> None:
@@ -154,8 +170,9 @@ async def _let_work(box: Box, stage: Stage, work: Worker, settings: TrialSetting
     limit = stage.agent.timeout_sec and stage.agent.timeout_sec * settings.time_factor
     ended: dict[str, Any] = {"exit_code": None}
     try:
-        async with asyncio.timeout(limit):
-            ended["exit_code"] = await work(box, stage, captured)
+        with box.reaching(stage.agent.network_policy):
+            async with asyncio.timeout(limit):
+                ended["exit_code"] = await work(box, stage, captured)
     except TimeoutError:
         ended["timed_out"] = True
     finally:
@@ -170,19 +187,13 @@ async def _verified(
     task: HarborTask, stage: Stage, box: Box, settings: TrialSettings, record: Record
 ) -> dict[str, float]:
     """The rewards of a stage. Raises ExecutorError where the verifier gives none."""
-    verifier = stage.verifier
-    if not verifier.separate:
-        await run_commands(box, sorted(verifier.collect, key=lambda one: one.service != MAIN), record)
+    if (own := stage.apart) is None:
+        await run_commands(box, sorted(stage.verifier.collect, key=lambda one: one.service != MAIN), record)
         return await _verify(task, stage, box, settings, record)
-    own = verifier.environment or EnvironmentSection(
-        build_timeout_sec=task.file.environment.build_timeout_sec,
-        docker_image=None if _has_recipe(task.folder / "tests") else task.file.environment.docker_image,
-        workdir=task.file.environment.workdir,
-        network_mode=verifier.network_mode or task.file.environment.network,
-    )
-    build = task.folder / ("tests" if _has_recipe(task.folder / "tests") else "environment")
-    variables = resolved(own.env, f"{task.folder}: verifier.environment.env", settings.variables)
-    request = BoxRequest(section=own, build=build, environment=variables)
+    variables = resolved(own.section.env, f"{task.folder}: verifier.environment.env", settings.variables)
+    begun = own.section.network_policy
+    network_policies = (begun, stage.verifier.network_policy or begun)
+    request = BoxRequest(section=own.section, build=own.build, environment=variables, network_policies=network_policies)
     with tempfile.TemporaryDirectory(prefix="agl-artifacts-") as name:
         fetched = await collect(box, stage, Path(name), record, stops=stage is task.stages[-1])
         async with open_box(settings.engine, request, settings.arguments, settings.namespace) as apart:
@@ -190,23 +201,23 @@ async def _verified(
             return await _verify(task, stage, apart, settings, record)
 
 
-def _has_recipe(folder: Path) -> bool:
-    return (folder / "Dockerfile").is_file()
-
-
 async def _verify(
     task: HarborTask, stage: Stage, box: Box, settings: TrialSettings, record: Record
 ) -> dict[str, float]:
     verifier = stage.verifier
-    await box.shell("find /logs/verifier /tests -mindepth 1 -delete; true", user=0)
-    for folder in stage.tests:
-        await box.put(folder, "/tests")
+    bundled = stage.apart is not None and stage.apart.has_tests
+    if not bundled or (await box.shell("test -e /tests/test.sh", user=0)).exit_code != 0:
+        await box.shell("find /tests -mindepth 1 -delete; true", user=0)
+        for folder in stage.tests:
+            await box.put(folder, "/tests")
+    await box.shell("find /logs/verifier -mindepth 1 -delete; true", user=0)
     await box.shell("chmod +x /tests/test.sh; chmod 777 /logs/verifier; true", user=0)
     env = resolved(verifier.env, f"{task.folder}: verifier.env", settings.variables)
     limit, captured = verifier.timeout_sec * settings.time_factor, Captured.empty()
     try:
-        async with asyncio.timeout(limit):
-            await box.run(["/tests/test.sh"], environment=env, user=verifier.user, captured=captured)
+        with box.reaching(verifier.network_policy):
+            async with asyncio.timeout(limit):
+                await box.run(["/tests/test.sh"], environment=env, user=verifier.user, captured=captured)
     except TimeoutError:
         raise ExecutorError(f"The verifier of {task.name} took more than {limit:g} s (verifier.timeout_sec).") from None
     finally:

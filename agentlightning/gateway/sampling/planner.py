@@ -362,7 +362,14 @@ class Planner:
 
     def _settle(self, arrival: Arrival) -> Mapping[str, Any]:
         request, live = arrival.request, arrival.live
-        used = settle(request.asked, self._overrides, live.mode, live.rollout_id, arrival.number)
+        used = settle(
+            request.asked,
+            self._overrides,
+            live.mode,
+            live.rollout_id,
+            arrival.number,
+            sampling_seed=live.sampling_seed,
+        )
         if request.tools and not request.parallel_tool_calls and request.tool_choice.mode != "required":
             markers = self._rendering.markers
             assert markers is not None, "a request that asks for this has been read without it (`as_served`)"

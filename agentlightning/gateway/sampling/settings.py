@@ -50,16 +50,24 @@ def check_overrides(where: str, overrides: Mapping[str, Any] | None) -> dict[str
 
 
 def settle(
-    settings: Mapping[str, Any], overrides: Overrides, mode: RolloutMode | None, rollout_id: str, number: int
+    settings: Mapping[str, Any],
+    overrides: Overrides,
+    mode: RolloutMode | None,
+    rollout_id: str,
+    number: int,
+    *,
+    sampling_seed: int | None = None,
 ) -> dict[str, Any]:
     """The settings to use for call `number` of a rollout, of which the first choice takes the seed as it is.
 
     The run's overrides win. In train mode, where siblings must differ, an agent's seed is mixed with the rollout and
-    the call.
+    the call. `sampling_seed` is the rollout's own (see `types.rollout.SAMPLING_SEED`), for calls that bring none.
     """
     train = mode is RolloutMode.TRAIN
     used = {**settings, **(overrides.train if train else overrides.other)}
-    if train and used.get("seed") is not None:
+    if used.get("seed") is None and sampling_seed is not None:
+        used["seed"] = mix(sampling_seed, number)
+    elif train and used.get("seed") is not None:
         used["seed"] = mix(used["seed"], rollout_id, number)
     if 0 < used.get("temperature", 1.0) < _COLDEST:
         used["temperature"] = 0.0
@@ -112,9 +120,9 @@ def cut_off_by(finish_reason: str, used: Mapping[str, Any], tokens: int) -> str 
     return f"A response was cut off after {tokens} tokens, where the context or the rollout's tokens were used up."
 
 
-def mix(seed: int, rollout_id: str, number: int) -> int:
-    """A seed that differs between rollouts and calls, and is the same when the same run is repeated."""
-    digest = hashlib.blake2b(f"{seed}/{rollout_id}/{number}".encode(), digest_size=8).digest()
+def mix(*parts: int | str) -> int:
+    """A seed that differs where one of the parts does, and is the same when the same run is repeated."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 

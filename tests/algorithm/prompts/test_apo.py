@@ -32,8 +32,13 @@ def test_it_finds_the_better_prompt_and_leaves_it_in_files_and_in_the_store(tmp_
     assert [row["step"] for row in rows(tmp_path / "run")] == [0, 1, 2, 3]
     assert rows(tmp_path / "run")[-1]["val_reward"] == pytest.approx(1.0)
     store = SqliteLightningStore(tmp_path / "run" / "store.db")
-    stored = run_sync(store.get_latest_resources())
+    stored, tried = run_sync(store.get_latest_resources()), run_sync(store.query_rollouts())
     run_sync(store.close())
+    seeds = {(r.metadata["sampling_seed"], r.mode, r.input["question"]) for r in tried}
+    assert len({r.metadata["candidate"] for r in tried}) > 1
+    assert len({seed for seed, *_ in seeds}) == len(seeds) == len({r.input["question"] for r in tried}), (
+        "all candidates draw alike on a task, and no two tasks do"
+    )
     assert stored.resources["prompt_template"].template == best.template
     assert stored.resources_id.endswith("-best")
     assert stored.version >= 1
