@@ -56,12 +56,6 @@ def claimed(path: Path) -> Path:
         return free
 
 
-def holds_run(run_dir: Path) -> bool:
-    """Whether a run has begun there."""
-    metrics = run_dir / METRICS_FILE
-    return metrics.is_file() and metrics.stat().st_size > 0
-
-
 def checkpoint_of(algorithm: Algorithm, resume: str | Path, run_dir: str | Path | None) -> Path:
     """The newest checkpoint of what to go on from. One at a URL is brought into the run's folder first."""
     if not is_url(resume):
@@ -94,7 +88,8 @@ def resumable_journal(algorithm: Algorithm, resume: str | Path | None) -> Path |
 
 def prepare_folder(run_dir: Path, *, resuming: bool) -> None:
     """Make the folder. Raises ConfigError where it holds another run, or cannot be written to."""
-    if not resuming and holds_run(run_dir):
+    metrics = run_dir / METRICS_FILE
+    if not resuming and metrics.is_file() and metrics.stat().st_size > 0:
         raise ConfigError(
             f"{run_dir} holds a run already, which would be overwritten. Give another run_dir (--run-dir). A run that "
             f"trains is gone on with by resume='{run_dir}', or --resume {quote(str(run_dir))} with agl train."

@@ -76,7 +76,6 @@ from agentlightning.trainer.folder import (
     claimed,
     default_folder,
     draw_curve,
-    holds_run,
     new_folder,
     prepare_folder,
     resumable_journal,
@@ -352,7 +351,7 @@ class Trainer(GivenByName):
 
     def _take_folder(self) -> None:
         """Make the folder, where it is named here. A further run of this trainer gets one of its own."""
-        if self._names_folder and (not self._has_folder or holds_run(self.run_dir)):
+        if self._names_folder and (not self._has_folder or (self.run_dir / RUN_FILE).exists()):
             self.run_dir = claimed(default_folder(self.algorithm, None) if self._has_folder else self.run_dir)
             self._has_folder = True
 
@@ -463,7 +462,8 @@ class Trainer(GivenByName):
         recorded = last_step(read_metrics(file)) if file.is_file() else 0
         done, tasks = read_checkpoint(self.resume_from), len(job.train_dataset or ())
         steps = self.algorithm.steps_of(tasks, done.step, done.position) if tasks else self.algorithm.steps
-        return resuming(self.resume_from, done.step, recorded, self._settings_before, run.settings, steps)
+        now = {"algorithm": run.algorithm, **run.settings}
+        return resuming(self.resume_from, done.step, recorded, self._settings_before, now, steps)
 
     async def _open_door(
         self, stack: AsyncExitStack, store: LightningStore, run: Run
