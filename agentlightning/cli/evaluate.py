@@ -146,15 +146,15 @@ def _evaluate(checkpoint: Path, options: EvalOptions) -> bool:
     rewards: dict[str, list[list[float]]] = {}
     found: dict[str, MeasuredModel] = {}
     models = {"base": untrained, "trained": trained}
-    said = {"base": "base", "trained": "trained" if came_from else "model"}
+    labels = {"base": "base", "trained": "trained" if came_from else "model"}
     for label, served in models.items():
         if served is None:
             continue
-        with stderr_terminal.status(f"{said[label]}: loading {served.name}") as spinner:
-            progress = _Progress(f"{said[label]}: {served.name}", spinner)
+        with stderr_terminal.status(f"{labels[label]}: loading {served.name}") as spinner:
+            progress = _Progress(f"{labels[label]}: {served.name}", spinner)
             found[label] = measured = measure(served, litagent, held_out, repeats, progress, seed=options.seed)
         rewards[label] = [measured.rewards[i : i + repeats] for i in range(0, len(measured.rewards), repeats)]
-        _warn(said[label], measured)
+        _warn(labels[label], measured)
     names = {label: served and served.name for label, served in models.items()}
     nothing = all(one.failed + one.uncalled == len(one.rewards) for one in found.values())
     if options.as_json:
@@ -163,20 +163,20 @@ def _evaluate(checkpoint: Path, options: EvalOptions) -> bool:
         terminal.print_json(json.dumps({"models": names, **counts, "repeats": repeats, "estimates": shown}))
         return nothing
     for label in found:
-        terminal.print(f"{said[label]}: {names[label]}", markup=False)
-    _print_tables(estimates_of(options), rewards, said, None if nothing else len(held_out))
+        terminal.print(f"{labels[label]}: {names[label]}", markup=False)
+    _print_tables(estimates_of(options), rewards, labels, None if nothing else len(held_out))
     return nothing
 
 
 def _print_tables(
     estimates: Mapping[str, Callable[[Sequence[float]], float]],
     rewards: Mapping[str, Sequence[Sequence[float]]],
-    said: Mapping[str, str],
+    labels: Mapping[str, str],
     tasks: int | None,
 ) -> None:
     """A table for each estimate, and what the gain comes to; `tasks` is None where nothing was measured."""
     for name, estimate in estimates.items():
-        terminal.print(_table(name, estimate, rewards, said))
+        terminal.print(_table(name, estimate, rewards, labels))
         if "gain" in (numbers := _numbers(estimate, rewards)):
             gain, low, high = numbers["gain"].values()
             terminal.print(f"Gain on the same tasks: [bold]{gain:+.3f}[/bold], 95 % interval {low:+.3f} to {high:+.3f}")

@@ -61,14 +61,14 @@ def meant(module: str, name: str) -> str:
     """The name of the module that is near, as a question behind a sentence; nothing where there is none."""
     from difflib import get_close_matches  # slow to load, and seldom needed
 
-    if place := module == "agentlightning" and _elsewhere(name):
+    if place := module == "agentlightning" and _part_with(name):
         return f". It is in {place}: from {place} import {name}"
     known = {n.lower(): n for n in dir(sys.modules.get(module)) if not n.startswith("_")}
     near = get_close_matches(name.lower(), known, n=1) if not name.startswith("_") else []
     return f". Did you mean: '{known[near[0]]}'?" if near else ""
 
 
-def _elsewhere(name: str) -> str | None:
+def _part_with(name: str) -> str | None:
     """The part of the package that has this very name, by the stubs and what the logging page imports."""
     for file in sorted([*_PACKAGE.glob("*/__init__.pyi"), _PACKAGE / "metrics" / "trackers.py"]):
         if re.search(rf"(\bas |^class ){re.escape(name)}\b", file.read_text(encoding="utf-8"), re.MULTILINE):

@@ -195,7 +195,7 @@ def _truncated(evidence: Evidence) -> Iterator[Finding]:
             "prompts_too_long",
             f"In {share(len(too_long), len(episodes))} rollouts a prompt did not fit the model's context"
             f"{_context(evidence, too_long)}.",
-            _asked_on_and_on(too_long) + _shorter(evidence, too_long),
+            _endless_loop(too_long) + _shorter(evidence, too_long),
             affected=len(too_long),
             rollouts=ids(too_long),
         )
@@ -224,7 +224,7 @@ def _says(episode: Episode, words: Sequence[str]) -> bool:
     return any(word in text for text in (error, *episode.refused) for word in words)
 
 
-def _asked_on_and_on(too_long: Sequence[Episode]) -> str:
+def _endless_loop(too_long: Sequence[Episode]) -> str:
     """What mends an agent whose own loop does not end."""
     if (calls := statistics.median(len(e.calls) for e in too_long)) < MANY_CALLS:
         return ""
