@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -245,8 +246,17 @@ class _Worker(LitAgent[Any]):
 
 
 def _what_was_raised(stderr: str) -> str:
-    """What a process said at its end: of a traceback, the error with all lines of its message, without the frames."""
+    """What a process said at its end: of a traceback, the error with all lines of its message, without the frames; of
+    several errors in one, each. What failed when the process ended is not why it did."""
+    stderr = re.split(r"^Exception ignored ", stderr, maxsplit=1, flags=re.MULTILINE)[0]
     _, traceback, words = stderr.strip().rpartition("Traceback (most recent call last):\n")
     lines = words.splitlines()
-    message = list(dropwhile(lambda line: line.startswith("  "), lines)) if traceback else lines[-1:]
+    message = list(dropwhile(lambda line: line.startswith((" ", "+")), lines)) if traceback else lines[-1:]
+    if not message or "sub-exception" in message[-1]:
+        parts = [line.strip("| ") for line in stderr.splitlines() if _OF_A_GROUP.match(line)]
+        message += [part for part in parts if "sub-exception" not in part]
     return "\n".join(line for line in message if "For further information visit" not in line)[-800:]
+
+
+_OF_A_GROUP = re.compile(r"\s+\| [A-Za-z_][\w.]*: ")
+"""The error of one in a group, as a traceback shows it."""

@@ -505,6 +505,18 @@ Traceback (most recent call last):
     load()
     ^^^^^^
 """
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "worker.py", line 3, in load
+  |     return future.result()
+  |            ^^^^^^^^^^^^^^^
+  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "worker.py", line 4, in connect
+    | ConnectionError: it was closed
+    +------------------------------------
+"""
 
 
 @pytest.mark.parametrize(
@@ -516,6 +528,21 @@ Traceback (most recent call last):
             "    For further information visit https://errors.example\n",
             "ValidationError: 1 validation error for Sums\nunknown\n  Extra inputs are not permitted",
         ),
+        (
+            TRACEBACK + "RuntimeError: it is broken\nException ignored in atexit callback: <function f>\n"
+            'Traceback (most recent call last):\n  File "a.py", line 1, in f\nAttributeError: no sandboxes\n',
+            "RuntimeError: it is broken",
+        ),
+        (
+            GROUP
+            + "\nThe above exception was the direct cause of the following exception:\n\n"
+            + TRACEBACK
+            + "RuntimeError: "
+            "not loaded: unhandled errors in a TaskGroup (1 sub-exception)\n",
+            "RuntimeError: not loaded: unhandled errors in a TaskGroup (1 sub-exception)\n"
+            "ConnectionError: it was closed",
+        ),
+        (GROUP, "ConnectionError: it was closed"),
         ("Killed\n", "Killed"),
         ("", ""),
     ],
