@@ -110,7 +110,8 @@ class ForeignEnvironment(Environment):
                 text=True,
                 timeout=_LIST_SECONDS,
                 check=False,
-                env={**os.environ, "PYTHONPATH": module_path()},
+                # A judge's client is made as tasks are listed; what it asks later goes where the model's calls go.
+                env={"OPENAI_API_KEY": "none", **os.environ, "PYTHONPATH": module_path()},
             )
         except OSError as error:
             raise ConfigError(
@@ -121,7 +122,8 @@ class ForeignEnvironment(Environment):
         if done.returncode != 0:
             words = done.stderr.strip()[-800:] if debugging() else _what_was_raised(done.stderr)
             missing = f" {self._python} needs  {self.install}" if "ModuleNotFoundError" in done.stderr else ""
-            raise ConfigError(f"{self.scheme}: {self.name} cannot be loaded.{missing}\n{words}")
+            arguments = " Its arguments: --env-option arguments='{…}', as JSON." if _ARGUMENTS.search(words) else ""
+            raise ConfigError(f"{self.scheme}: {self.name} cannot be loaded.{missing}\n{words}{arguments}")
         listed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         if listed and "rewards_groups" in listed[0]:
             self._rewards_groups = listed.pop(0)["rewards_groups"]
@@ -258,5 +260,6 @@ def _what_was_raised(stderr: str) -> str:
     return "\n".join(line for line in message if "For further information visit" not in line)[-800:]
 
 
+_ARGUMENTS = re.compile(r"missing \d+ required (positional|keyword-only) argument|unexpected keyword argument")
 _OF_A_GROUP = re.compile(r"\s+\| [A-Za-z_][\w.]*: ")
 """The error of one in a group, as a traceback shows it."""

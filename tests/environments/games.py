@@ -82,7 +82,7 @@ class Wrong(gymnasium.Env[Any, Any]):
 
 
 if "Wrong-v0" not in gymnasium.registry:
-    gymnasium.register("Wrong-v0", entry_point=Wrong, disable_env_checker=True)
+    gymnasium.register("Wrong-v0", entry_point=f"{__name__}:Wrong", disable_env_checker=True)
 for _name, _kind in {"Echo-v0": Echo, "Spelling-v0": Spelling, "Endless-v0": Endless}.items():
     if _name not in gymnasium.registry:
         gymnasium.register(_name, entry_point=_kind)

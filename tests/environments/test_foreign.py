@@ -498,6 +498,22 @@ def test_a_number_that_is_none_is_refused_by_its_name(option: str) -> None:
         agl.load_environment("verifiers:sums", agent=None, **{option: 0})
 
 
+@pytest.mark.parametrize("given", ["", "1, 2, c=3"])
+def test_arguments_that_are_missing_or_too_many_say_how_they_are_given(given: str, worker: Path) -> None:
+    worker.write_text(f"def load(a, b): pass\nload({given})\n")
+    with pytest.raises(ConfigError, match="Its arguments: --env-option arguments="):
+        Own(worker).tasks()
+
+
+def test_no_key_is_needed_to_list_tasks(worker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of judges refuse to be made without one."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    worker.write_text('import os\nprint(\'{"key": "\' + os.environ["OPENAI_API_KEY"] + \'"}\')\n')
+    assert Own(worker).tasks() == [{"key": "none"}]
+    monkeypatch.setenv("OPENAI_API_KEY", "mine")
+    assert Own(worker).tasks() == [{"key": "mine"}]
+
+
 TRACEBACK = """\
 a warning of a library
 Traceback (most recent call last):
