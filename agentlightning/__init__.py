@@ -12,11 +12,14 @@ Names are loaded when they are used, so that importing the package is cheap and 
 
 from __future__ import annotations
 
-from typing import Any
-
-from agentlightning import lazy
-from agentlightning.compat import finder, lookup
 from agentlightning.terminal import end_scripts_in_words
+
+end_scripts_in_words()  # first: a script named random.py fails at what the others import
+
+from typing import Any  # noqa: E402
+
+from agentlightning import lazy  # noqa: E402
+from agentlightning.compat import finder, lookup  # noqa: E402
 
 __version__ = "0.3.0"
 
@@ -29,6 +32,3 @@ def __getattr__(name: str) -> Any:
 
 
 finder.install()
-
-
-end_scripts_in_words()

@@ -88,10 +88,11 @@ def _opened(name: str, flags: int) -> int:
     return file
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder of a run, and those that it is in; what is there stays as it is."""
-    for folder in reversed([p for p in (path, *path.parents) if not p.exists()]):
-        folder.mkdir(mode=0o700, exist_ok=True)
+def make_folder(path: Path, *, new: bool = False) -> None:
+    """Make a folder of a run, and those that it is in; what is there stays as it is. Raises FileExistsError for a `new`
+    one that is there."""
+    for folder in reversed([p for p in (path, *path.parents) if not p.exists() or (new and p == path)]):
+        folder.mkdir(mode=0o700, exist_ok=not (new and folder == path))
         folder.chmod(_allowed(0o777))
 
 

@@ -14,11 +14,14 @@ import stat
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 2**26
 """Of a file with settings or descriptions; what grows with a run or a data set is given more."""
+_PART = 2**20
 _DIGITS = 300
 """So many of an integer fit into a float; what is longer is infinite."""
 _MOST_DIGITS = 19
@@ -35,7 +38,8 @@ def read_text(path: Path, most: int = MOST_BYTES, *, encoding: str = "utf-8") ->
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
         if seen.st_size > most:
             raise ValueError(f"it has {seen.st_size:,} bytes, and more than {most:,} are not read")
-        return file.read(most).decode(encoding)
+        parts = iter(partial(file.read, _PART), b"")  # to read `most` at once takes memory for `most`
+        return b"".join(islice(parts, most // _PART + 1))[:most].decode(encoding)
 
 
 def read_json(path: Path, most: int = MOST_BYTES) -> Any:

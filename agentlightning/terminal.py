@@ -1,4 +1,5 @@
-"""Scripts end in words: an uncaught error of this package is printed as its message, with exit status 1.
+"""Scripts end in words: an uncaught error of this package is printed as its message, with exit status 1; so is
+one that ends a thread of the script, whose other threads go on.
 
 The command line and notebooks do the same by themselves (`cli`, `errors.in_words`). Other errors are shown as Python
 shows them, and `AGL_DEBUG=1` shows ours so too.
@@ -7,13 +8,15 @@ shows them, and `AGL_DEBUG=1` shows ours so too.
 from __future__ import annotations
 
 import sys
+import threading
 from dataclasses import FrozenInstanceError
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from agentlightning.errors import AgentLightningError, debugging, in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
@@ -22,6 +25,15 @@ if TYPE_CHECKING:
 def end_scripts_in_words() -> None:
     """Stand before whatever shows uncaught errors now."""
     sys.excepthook = _in_words_or(sys.excepthook)
+    otherwise = threading.excepthook
+
+    def show(happened: threading.ExceptHookArgs) -> None:
+        if isinstance(happened.exc_value, AgentLightningError):
+            sys.excepthook(happened.exc_type, happened.exc_value, happened.exc_traceback)
+        else:
+            otherwise(happened)
+
+    threading.excepthook = show
 
 
 def _in_words_or(otherwise: Hook) -> Hook:
@@ -44,9 +56,27 @@ def _note_on(error: BaseException) -> str | None:
         return "fit() is no coroutine, and it had ended by then. Leave asyncio.run out, or run trainer.fit_async(…)."
     if isinstance(error, FrozenInstanceError):
         return "Settings are not changed afterwards: give them when the object is made, such as GRPO(model=…, steps=5)."
-    if isinstance(error, ImportError) and error.name and error.path and _hides_another(error.name, error.path):
-        return f"{error.path} is a file of yours, and hides the package {error.name!r}: give the file another name."
+    if isinstance(error, ImportError | AttributeError):
+        for module, file in _concerned(error):
+            if _hides_another(module, file):
+                return f"{file} is a file of yours, and hides the package {module!r}: give the file another name."
     return None
+
+
+def _concerned(error: ImportError | AttributeError) -> Iterator[tuple[str, str]]:
+    """The module that lacks a name, and those whose import led there, with their files."""
+    about = [vars(error.obj)] if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType) else []
+    if isinstance(error, ImportError):
+        about.append({"__name__": error.name, "__file__": error.path})
+    trace = error.__traceback__
+    while trace is not None:
+        about.append(trace.tb_frame.f_globals)
+        trace = trace.tb_next
+    script = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+    about.extend(vars(module) for name, module in list(sys.modules.items()) if name and script.endswith(f"{name}.py"))
+    for names in about:
+        if names.get("__name__") and names.get("__file__"):
+            yield names["__name__"], names["__file__"]
 
 
 def _hides_another(module: str, file: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,16 @@ def test_only_regular_files_up_to_a_size_are_read(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="decode"):
         read_text(file)
     assert read_text(file, encoding="latin-1") == "ÿ"
+
+
+def test_a_small_file_takes_little_memory_whatever_may_be_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("ä" * 2**20)
+    tracemalloc.start()
+    try:
+        assert read_text(tmp_path / "file", 2**29) == "ä" * 2**20
+        assert tracemalloc.get_traced_memory()[1] < 2**24, "where memory is limited, more than that may be refused"
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 5_000 + "1" + "}" * 5_000, "[1", "", "nope"])

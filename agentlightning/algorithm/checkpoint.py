@@ -111,7 +111,11 @@ def held_before(run_dir: Path, step: int) -> Iterator[Path | None]:
 
 
 async def save_checkpoint(run_dir: Path, backend: Backend, info: CheckpointInfo) -> Path:
-    """Write a checkpoint; it counts from the moment its json is there."""
+    """Write a checkpoint; it counts from the moment its json is there.
+
+    Raises ConfigError where the run's folder is gone meanwhile, with the checkpoint written all the same.
+    """
+    is_gone = not _is_there(run_dir)
     checkpoint = run_dir / "checkpoints" / f"step-{info.step:06d}"
     (checkpoint / CHECKPOINT_FILE).unlink(
         missing_ok=True
@@ -119,7 +123,17 @@ async def save_checkpoint(run_dir: Path, backend: Backend, info: CheckpointInfo)
     await backend.checkpoint(str(checkpoint))
     write_cards(run_dir, checkpoint, info)
     atomic_write(checkpoint / CHECKPOINT_FILE, json.dumps(asdict(info), indent=2))
+    if is_gone:
+        raise ConfigError(
+            f"The run's folder {run_dir} was moved, renamed or deleted while the run went on, so the run stops here. "
+            f"Its last weights are in {checkpoint}. Move that folder into checkpoints/ of the run's folder, wherever "
+            "it is now, and go on with  agl train --resume FOLDER  (resume=)."
+        )
     return checkpoint
+
+
+def _is_there(run_dir: Path) -> bool:
+    return run_dir.is_dir()
 
 
 def write_cards(run_dir: Path, checkpoint: Path, info: CheckpointInfo) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -33,11 +34,29 @@ OPTIONS: dict[str, str] = {
 """By the name of a backend, what reads its `backend_options`; the others have none."""
 
 
+_GPUS = "Several GPUs or machines are 'ray', with ranks=…."
+_LOCAL = "'embedded' computes with torch and transformers, on this CPU or on a GPU (device='cuda')."
+_SERVES = (
+    "That serves models and trains none. Training needs a model's own weights: a Hugging Face id or a folder, and one "
+    "of these. Prompts are improved on any endpoint: agl optimize --endpoint URL."
+)
+_OTHERS: dict[str, str] = {
+    **dict.fromkeys(("sglang", "tgi", "lmdeploy", "tensorrt", "trtllm"), "Of servers for GPUs it takes vLLM: 'vllm'."),
+    **dict.fromkeys(("hf", "huggingface", "transformers", "torch", "pytorch", "local", "cpu", "cuda", "gpu"), _LOCAL),
+    **dict.fromkeys(("deepspeed", "fsdp", "ddp", "accelerate", "megatron", "verl", "trl", "distributed"), _GPUS),
+    **dict.fromkeys(("ollama", "llamacpp", "lmstudio", "mlx", "gguf", "openai", "azure", "litellm"), _SERVES),
+}
+"""Names that people know from elsewhere, without signs between letters, and what they want here."""
+
+
 def check_backend(kind: str | BackendFactory, options: Mapping[str, Any] | None = None) -> None:
     """Raises ConfigError for what is no backend, and for options that it does not have."""
     if kind not in BACKENDS if isinstance(kind, str) else not callable(kind):
         known = " or ".join(repr(name) for name in BACKENDS)
-        raise ConfigError(f"backend is {kind!r}; it can be {known}, or a callable that makes one from a ModelSpec.")
+        meant = _OTHERS.get(re.sub("[^a-z]", "", kind.lower()), "") if isinstance(kind, str) else ""
+        raise ConfigError(
+            f"backend is {kind!r}; it can be {known}, or a callable that makes one from a ModelSpec. {meant}".rstrip()
+        )
     if options and isinstance(kind, str):
         if kind not in OPTIONS:
             raise ConfigError(f"backend_options: the backend '{kind}' has none, so they would have no effect.")

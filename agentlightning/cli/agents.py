@@ -74,6 +74,7 @@ def find_work(
         assert agent is not None
         assert tasks is not None
         return Work(find_agent(agent, program), load_tasks(tasks), load_tasks(val_tasks) if val_tasks else None)
+    found.check()
     return Work(
         found.agent,
         list(found.tasks() if tasks is None else load_tasks(tasks)),
@@ -140,9 +141,10 @@ def _check_command(command: str, *, here: bool) -> None:
     if not here:
         return
     if program.endswith(".py") and not os.access(program, os.X_OK):
-        names = agents_in(Path(program))
-        agent = f"{program}:{names[0]}" if names else f"{program}:name of a function in it"
-        raise ConfigError(f"Give {agent}, or the command 'python {command}'.")
+        names = agents_in(Path(program)) or ["name of a function in it"]
+        raise ConfigError(
+            f"Give {' or '.join(f'{program}:{name}' for name in names)}, or the command 'python {command}'."
+        )
     if shutil.which(program) is None and Path(program).is_file():
         reader = _READERS.get(Path(program).suffix.lower(), "sh")
         if reader is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -86,11 +86,25 @@ def read_config(file: Path) -> Mapping[str, Any]:
     if found is None:
         raise ConfigError(f"{file} is empty. It holds settings by name, for example  steps: 20")
     if not isinstance(found, dict):
-        raise ConfigError(f"{file} holds a {type(found).__name__}, not settings by name.")
+        written = {list: "Leave the dashes at the left out.", str: "Behind each colon stands a blank:  steps: 20"}
+        hint = written.get(type(found), "Write each on a line of its own, such as  steps: 20")
+        raise ConfigError(f"{file} holds a {type(found).__name__}, not settings by name. {hint}")
     if is_of_a_run(found):
         return of_a_run(found)
     _refuse_other_names(file, found)
+    _refuse_variables(file, found)
     return found
+
+
+def _refuse_variables(file: Path, found: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a value that another program would take from the environment."""
+    for name, value in found.items():
+        if isinstance(value, str) and re.match(r"\$(\{\w+|[A-Z_])", value):
+            option = "--model " if name == "model" else f"--set {name}="
+            raise ConfigError(
+                f"{file} has {name}: {value}, and no variables of the environment are filled in. Write the value "
+                f'itself, or give it on the command line:  {option}"{value}"'
+            )
 
 
 def _check_file(file: Path) -> None:
@@ -206,12 +220,22 @@ def _of_toml(text: str) -> Any:
         raise ValueError(f"{error}{quotes}") from error
 
 
+def _each_once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The pairs as a mapping. Raises ValueError where one would take another's place."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"'{name}' stands in it twice. Keep the one that you mean")
+        found[name] = value
+    return found
+
+
 def _parse(file: Path) -> Any:
     text = text_of(file, str(file))
     if file.suffix == ".json":
         try:
             with within_depth():
-                return json.loads(text)
+                return json.loads(text, object_pairs_hook=_each_once)
         except ValueError as error:
             comma = ". A comma stands before a bracket that closes: take it out" if re.search(r",\s*[]}]", text) else ""
             raise ValueError(f"{error}{comma}") from error
@@ -227,6 +251,10 @@ def _parse(file: Path) -> Any:
     class Loader(yaml.SafeLoader):
         """Reads 1e-4 as a number, as YAML 1.2 and everybody else does; YAML 1.1 wants 1.0e-4."""
 
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            _each_once((key.value, None) for key, _ in node.value if isinstance(key.value, str))
+            return super().construct_mapping(node, deep)
+
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
     try:
         with within_depth():
@@ -238,12 +266,26 @@ def _parse(file: Path) -> Any:
         raise ValueError(f"{words}{tab or nested}") from error
 
 
+_TUNE_PROMPTS = {"dspy", "mipro", "miprov2", "opro", "textgrad", "bootstrapfewshot"}
+_NEAREST = {
+    **dict.fromkeys(("rlhf", "rlvr", "rlaif", "rl", "actor-critic", "a2c"), ("GRPO", "PPO")),
+    **dict.fromkeys(("kto", "orpo", "simpo", "ipo"), ("DPO",)),
+    **dict.fromkeys(("finetune", "fine-tune", "fine-tuning", "lora", "supervised"), ("SFT",)),
+}
+"""Names of other libraries, and what does the same here."""
+
+
 def _algorithm(name: str) -> type[GRPO]:
     by_name = {known.lower(): kind for known, kind in FAMILY.items()}
     if name.lower() in ("apo", "gepa"):
         raise ConfigError(f"{name.upper()} tunes prompts, and no weights:  agl optimize --algorithm {name.lower()} …")
+    if name.lower() in _TUNE_PROMPTS:
+        raise ConfigError(
+            f"There is no algorithm '{name}'. Prompts are tuned by  agl optimize --algorithm gepa  (or apo)."
+        )
     if name.lower() not in by_name:
         meant = [by_name[one].__name__ for one in difflib.get_close_matches(name.lower(), by_name, n=2)]
+        meant = meant or list(_NEAREST.get(name.lower(), ()))
         hint = f" Did you mean {' or '.join(meant)}?" if meant else ""
         raise ConfigError(f"There is no algorithm '{name}'; there are: {', '.join(FAMILY)}.{hint}")
     return by_name[name.lower()]

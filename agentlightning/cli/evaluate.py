@@ -146,14 +146,15 @@ def _evaluate(checkpoint: Path, options: EvalOptions) -> bool:
     rewards: dict[str, list[list[float]]] = {}
     found: dict[str, MeasuredModel] = {}
     models = {"base": untrained, "trained": trained}
+    labels = {"base": "base", "trained": "trained" if came_from else "model"}
     for label, served in models.items():
         if served is None:
             continue
-        with stderr_terminal.status(f"{label}: loading {served.name}") as spinner:
-            progress = _Progress(f"{label}: {served.name}", spinner)
+        with stderr_terminal.status(f"{labels[label]}: loading {served.name}") as spinner:
+            progress = _Progress(f"{labels[label]}: {served.name}", spinner)
             found[label] = measured = measure(served, litagent, held_out, repeats, progress, seed=options.seed)
         rewards[label] = [measured.rewards[i : i + repeats] for i in range(0, len(measured.rewards), repeats)]
-        _warn(label, measured)
+        _warn(labels[label], measured)
     names = {label: served and served.name for label, served in models.items()}
     nothing = all(one.failed + one.uncalled == len(one.rewards) for one in found.values())
     if options.as_json:
@@ -161,13 +162,25 @@ def _evaluate(checkpoint: Path, options: EvalOptions) -> bool:
         counts = {what: {label: getattr(one, what) for label, one in found.items()} for what in ("failed", *_MARKS)}
         terminal.print_json(json.dumps({"models": names, **counts, "repeats": repeats, "estimates": shown}))
         return nothing
-    for name, estimate in estimates_of(options).items():
-        terminal.print(_table(name, estimate, rewards, names))
+    for label in found:
+        terminal.print(f"{labels[label]}: {names[label]}", markup=False)
+    _print_tables(estimates_of(options), rewards, labels, None if nothing else len(held_out))
+    return nothing
+
+
+def _print_tables(
+    estimates: Mapping[str, Callable[[Sequence[float]], float]],
+    rewards: Mapping[str, Sequence[Sequence[float]]],
+    labels: Mapping[str, str],
+    tasks: int | None,
+) -> None:
+    """A table for each estimate, and what the gain comes to; `tasks` is None where nothing was measured."""
+    for name, estimate in estimates.items():
+        terminal.print(_table(name, estimate, rewards, labels))
         if "gain" in (numbers := _numbers(estimate, rewards)):
             gain, low, high = numbers["gain"].values()
             terminal.print(f"Gain on the same tasks: [bold]{gain:+.3f}[/bold], 95 % interval {low:+.3f} to {high:+.3f}")
-            terminal.print(_NOTHING if nothing else _sentence(name, low, high, len(held_out)))
-    return nothing
+            terminal.print(_NOTHING if tasks is None else _sentence(name, low, high, tasks))
 
 
 def _warn(label: str, measured: MeasuredModel) -> None:
@@ -324,14 +337,13 @@ def _table(
     name: str,
     estimate: Callable[[Sequence[float]], float],
     rewards: Mapping[str, Sequence[Sequence[float]]],
-    models: Mapping[str, str | None],
+    names: Mapping[str, str],
 ) -> Table:
     """A row per model. The interval is over tasks, whose rollouts belong together."""
     table = Table("", name, "95 % interval", "tasks", "rollouts")
-    table.add_column("model", overflow="fold")
     for label, found in _numbers(estimate, rewards).items():
-        if label in models:
+        if label in names:
             interval = f"{found['low']:.3f} – {found['high']:.3f}"
             counts = str(found["tasks"]), str(sum(map(len, rewards[label])))
-            table.add_row(label, f"{found['value']:.3f}", interval, *counts, str(models[label]))
+            table.add_row(names[label], f"{found['value']:.3f}", interval, *counts)
     return table

@@ -108,7 +108,7 @@ def _print(rows: Sequence[dict[str, Any]], original: _Original, edits: Mapping[E
     mean = _mean(rows)
     earned = "none of the forks earned a reward" if mean is None else f"the forks earned {mean:g} on average"
     terminal().print(
-        f"The original had {original.sampled} calls and earned {_number(original.episode.reward)}; {earned}."
+        f"The original had {_calls(original.sampled)} and earned {_number(original.episode.reward)}; {earned}."
     )
     if all(row["outcome"] == "ok" and not row["replayed"] + row["sampled"] for row in rows):
         terminal().print("The agent asked the model nothing: no call of a fork arrived at the gateway.")
@@ -116,12 +116,16 @@ def _print(rows: Sequence[dict[str, Any]], original: _Original, edits: Mapping[E
         terminal().print(_edited(rows, edits), markup=False)
 
 
+def _calls(count: int) -> str:
+    return f"{count} call{'s' * (count != 1)}"
+
+
 def _edited(rows: Sequence[dict[str, Any]], edits: Mapping[EditRole, str]) -> str:
     """What was edited, or why nothing was."""
     what = " and ".join(f"the {EDITABLE[role]}" for role in edits)
     forks, calls = sum(row["edited"] > 0 for row in rows), sum(row["edited"] for row in rows)
     if forks:
-        return f"Edited from the first call after the record on: {what}, in {calls} calls of {forks} forks."
+        return f"Edited from the first call after the record on: {what}, in {_calls(calls)} of {forks} forks."
     error = next((row["error"] for row in rows if row["error"]), None)
     why = (
         f"a fork failed with {safe(error)}"
@@ -144,7 +148,7 @@ async def _recorded(options: ForkOptions, edits: Mapping[EditRole, str]) -> _Ori
     calls = [call for call in episode.calls if len(call.response_ids)]
     at = max(0, len(calls) - 1) if options.at is None else options.at
     if at > len(calls):
-        raise ConfigError(f"--at {at}: rollout {options.rollout} has {len(calls)} calls that a model here answered.")
+        raise ConfigError(f"--at {at}: rollout {options.rollout} has {_calls(len(calls))} that a model here answered.")
     _check_unedited(options.rollout, calls[:at])
     recording = recording_of(
         options.rollout,

@@ -27,7 +27,7 @@ Tasks = Annotated[
         )
     ),
 ]
-Timeout = Annotated[float | None, Option(min=0.0, help="Seconds for one attempt; an hour if not given.")]
+Timeout = Annotated[float | None, Option(min=0.001, help="Seconds for one attempt; an hour if not given.")]
 Json = Annotated[bool, Option("--json", help="Print JSON, for programs.")]
 Trust = Annotated[
     bool, Option("--trust", help="Import the code that a run's folder or --config names: its agent, its loss.")

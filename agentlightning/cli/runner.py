@@ -17,6 +17,7 @@ from agentlightning.runner.remote import Address, serve_rollouts
 from agentlightning.store import LightningStoreClient
 from agentlightning.store.http.client import RETRY_SECONDS
 from agentlightning.trainer.sync import run_sync, stop_on_interrupt
+from agentlightning.types import FINISHED_ROLLOUT, RolloutStatus
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -40,7 +41,7 @@ async def _serve(agent: LitAgent[Any], address: Address, options: RunnerOptions)
     client = LightningStoreClient(address.url, key=address.key, retry_seconds=tried)
     console.print(f"Looking for the store at {address.url} …")
     try:
-        await client.statistics()  # is it there, and may we?
+        counts = (await client.statistics())["rollouts"]  # is it there, and may we?
     finally:
         await client.close()
     stop = asyncio.Event()
@@ -48,6 +49,12 @@ async def _serve(agent: LitAgent[Any], address: Address, options: RunnerOptions)
         stop, lambda _: console.print("Finishing what runs (Ctrl-C again to stop at once)")
     ) as received:
         console.print(f"Running rollouts of [bold]{address.url}[/bold], {options.concurrency} at once (Ctrl-C stops)")
+        if not any(counts.get(status.value) for status in RolloutStatus if status not in FINISHED_ROLLOUT):
+            console.print(
+                f"No rollout waits there now. Who trains puts them there (agl train --server {address.url}); a "
+                "dashboard of a run that has ended shows its store, and puts none there.",
+                markup=False,
+            )
         if agent.group_reward is not None:
             console.print(
                 "The trainer calls the agent's group_reward: give it the agent, too (agl train --remote --agent …)"

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from shlex import quote
 
@@ -19,7 +20,7 @@ from rich.table import Table
 import agentlightning.dashboard as dashboard
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.console import Console
-from agentlightning.errors import ConfigError
+from agentlightning.errors import ConfigError, StoreError
 from agentlightning.files import meant_by, open_private
 from agentlightning.keys import ALL_SCOPES, new_secret, sign_attempt_key
 from agentlightning.net.local_keys import kept_key, made_key
@@ -363,9 +364,11 @@ def import_(location: Location, source: Path) -> None:
 
 
 async def _import(location: Location, source: Path) -> None:
+    records = _read(source)
+    first = list(islice(records, 1))  # a source that cannot be read leaves no new store behind
     async with location.opened(create=True) as store:
         with Passing("read", None) as count:
-            new = await store.import_records(count.counted(_read(source)))
+            new = await store.import_records(count.counted(chain(first, records)))
     console.print(f"Imported {new:,} rollouts into {location}; {count.done - new:,} were there already.")
 
 
@@ -376,7 +379,15 @@ def _read(source: Path) -> Iterator[Record]:
         yield from read_folder(source)
         return
     with source.open("rb") as file:
-        yield from (from_line(line) for line in file if line.strip())
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                try:
+                    yield from_line(line)
+                except StoreError as error:
+                    raise StoreError(
+                        f"{source}, line {number}: {error} Mend that line or delete it, and import again: what is in "
+                        "the store already is left alone."
+                    ) from error
 
 
 class Passing:

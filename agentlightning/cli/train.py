@@ -107,6 +107,8 @@ def train_agent(options: TrainOptions) -> None:
         agent = None if reference is None else find_agent(reference, options.program)
     else:
         agent = environment.agent
+        if not options.remote:
+            environment.check()
     train = load_tasks(tasks) if tasks is not None else list(environment.tasks() if environment else ())
     val = load_tasks(val_tasks) if val_tasks else (list(environment.val_tasks()) or None if environment else None)
     models = read_upstreams(options.providers)

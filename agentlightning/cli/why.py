@@ -24,6 +24,11 @@ from agentlightning.metrics.catalogue import find_measured
 from agentlightning.trainer.sync import run_sync
 
 STYLES = {Severity.PROBLEM: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
+_DIED = (
+    "This run died: its process ended without a word. The machine ended it, or an agent that ends its process "
+    "(os._exit, a crash in a library); with --strategy processes (strategy='processes') a run outlives such agents. "
+    "Where it has a checkpoint, go on with the same command and --resume."
+)
 MARKS = {Severity.PROBLEM: "✗", Severity.WARNING: "!", Severity.NOTE: "·"}
 
 
@@ -42,6 +47,8 @@ async def _explain(options: WhyOptions) -> bool:
         if options.as_json:
             terminal().print_json(json.dumps(found.to_json() | ({"breaks": _records(broken)} if breaks else {})))
         else:
+            if opened.standing.word == "died":
+                terminal().print(_DIED)
             terminal().print(shown(found))
             if breaks:
                 terminal().print(_table_of_breaks(broken))

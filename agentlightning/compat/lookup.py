@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from agentlightning.compat.notice import use
 from agentlightning.compat.row import Old
 from agentlightning.compat.table import BY_NAME
 from agentlightning.errors import ConfigError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class NotKept(ConfigError, ImportError):
@@ -57,9 +61,20 @@ def meant(module: str, name: str) -> str:
     """The name of the module that is near, as a question behind a sentence; nothing where there is none."""
     from difflib import get_close_matches  # slow to load, and seldom needed
 
+    if place := module == "agentlightning" and _part_with(name):
+        return f". It is in {place}: from {place} import {name}"
     known = {n.lower(): n for n in dir(sys.modules.get(module)) if not n.startswith("_")}
     near = get_close_matches(name.lower(), known, n=1) if not name.startswith("_") else []
     return f". Did you mean: '{known[near[0]]}'?" if near else ""
+
+
+def _part_with(name: str) -> str | None:
+    """The part of the package that has this very name, by the stubs and what the logging page imports."""
+    for file in sorted([*_PACKAGE.glob("*/__init__.pyi"), _PACKAGE / "metrics" / "trackers.py"]):
+        if re.search(rf"(\bas |^class ){re.escape(name)}\b", file.read_text(encoding="utf-8"), re.MULTILINE):
+            parts = file.relative_to(_PACKAGE).with_suffix("").parts
+            return ".".join(["agentlightning", *(part for part in parts if part != "__init__")])
+    return None
 
 
 def follow(old: Old) -> Any:

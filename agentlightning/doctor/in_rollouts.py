@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -28,10 +29,13 @@ from agentlightning.types.names import OTHER_ENDPOINT, REWARDED_LATER
 
 MANY, MOST = 0.2, 0.5
 """Shares of rollouts from which on something is worth a word, or stands in the way of training."""
+MANY_CALLS = 5
+"""From so many calls in a rollout that is too long on, the agent's own loop is the likelier cause."""
 SELECTING = ("train_agents", "train_prompts")
 """Settings that choose which calls are trained."""
 
 _NO_REWARD = ("emitted no reward", "posted no reward")
+_LONGEST = re.compile(r"maximum context length is ([0-9]+)")
 _NO_NUMBER = "must be a finite number"
 _OTHER_ENDPOINT_ERRORS = ("Its client talks to another address", "NotFoundError", "APIConnectionError", "ConnectError")
 
@@ -190,8 +194,8 @@ def _truncated(evidence: Evidence) -> Iterator[Finding]:
         yield (problem if len(too_long) >= MOST * len(episodes) else warning)(
             "prompts_too_long",
             f"In {share(len(too_long), len(episodes))} rollouts a prompt did not fit the model's context"
-            f"{_context(evidence)}.",
-            SHORTER_PROMPTS,
+            f"{_context(evidence, too_long)}.",
+            _endless_loop(too_long) + _shorter(evidence, too_long),
             affected=len(too_long),
             rollouts=ids(too_long),
         )
@@ -220,9 +224,35 @@ def _says(episode: Episode, words: Sequence[str]) -> bool:
     return any(word in text for text in (error, *episode.refused) for word in words)
 
 
-def _context(evidence: Evidence) -> str:
-    limit = evidence.settings.get("max_context")
+def _endless_loop(too_long: Sequence[Episode]) -> str:
+    """What mends an agent whose own loop does not end."""
+    if (calls := statistics.median(len(e.calls) for e in too_long)) < MANY_CALLS:
+        return ""
+    return (
+        f"The agent had asked the model {calls:.0f} times by then: if it loops until an answer is right, end its loop "
+        "after some calls (for _ in range(8): …), or set max_calls. "
+    )
+
+
+def _shorter(evidence: Evidence, too_long: Sequence[Episode]) -> str:
+    limit, named = evidence.settings.get("max_context"), _longest(too_long)
+    if limit is None or named is None or named >= limit:
+        return SHORTER_PROMPTS
+    return SHORTER_PROMPTS.replace("Raise max_context if the model can do more; else", "The model can do no more:", 1)
+
+
+def _context(evidence: Evidence, too_long: Sequence[Episode]) -> str:
+    """How long one may be: what the model can do, where a refusal names it, is often less than what is set."""
+    limit, named = evidence.settings.get("max_context"), _longest(too_long)
+    if named is not None and named != limit:
+        return f" of {named} tokens"
     return f" (max_context={limit})" if limit else ""
+
+
+def _longest(too_long: Sequence[Episode]) -> int | None:
+    """How long a prompt may be, as a refusal says it."""
+    texts = [text for e in too_long for text in ((e.attempt and e.attempt.error) or "", *e.refused)]
+    return next((int(found[1]) for text in texts if (found := _LONGEST.search(text))), None)
 
 
 def _rewards(evidence: Evidence) -> Iterator[Finding]:

@@ -73,6 +73,9 @@ class Environment(ABC):
         """Tasks to validate on, none of which is in `tasks`; none if its settings name none."""
         return ()
 
+    def check(self) -> None:  # noqa: B027 - most need nothing
+        """Raises ConfigError where what it needs on this machine does not answer, before a model is loaded."""
+
     @abstractmethod
     def probes(self, tasks: Sequence[Any]) -> AsyncIterator[Probe]:
         """Try these tasks out without a model: whether they start, run, end, and reward what they should."""

@@ -103,6 +103,34 @@ class OpenEnvEnvironment(Environment):
     def val_tasks(self) -> Sequence[Any]:
         return [self._task(seed) for seed in self._val_seeds]
 
+    def check(self) -> None:
+        parts = urlsplit(self.url)
+        if self._server is not None or parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+            return
+        try:
+            asyncio.run(self._answers())
+        except ExecutorError as error:
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            raise ConfigError(
+                f"{error}. Start the environment's server first (uvicorn my_env:app --port {port}), or give its "
+                "module, openenv:my_env:app, which is started here."
+            ) from error
+
+    async def _answers(self) -> None:
+        async with http_session() as session:
+            await self._schema(session, self.url, {})
+
+    async def _schema(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> dict[str, Any]:
+        """What an action is. Raises ExecutorError where no server of OpenEnv answers."""
+        try:
+            async with asyncio.timeout(self.seconds), session.get(f"{url}/schema", headers=headers) as found:
+                found.raise_for_status()
+                return (await found.json())["action"]
+        except (aiohttp.ClientError, OSError, ValueError, KeyError, TimeoutError) as error:
+            raise ExecutorError(
+                f"openenv:{self.url} is no server of OpenEnv that answers: {reason_of(error)}"
+            ) from error
+
     def _task(self, seed: int) -> Any:
         return {"environment": self.url, "seed": seed}
 
@@ -132,15 +160,7 @@ class OpenEnvEnvironment(Environment):
             url, headers = self.url, {}
             if self._server is not None:
                 url, headers = await asyncio.to_thread(self._server.address)
-            try:
-                async with asyncio.timeout(self.seconds):
-                    async with session.get(f"{url}/schema", headers=headers) as found:
-                        found.raise_for_status()
-                        schema = (await found.json())["action"]
-            except (aiohttp.ClientError, OSError, ValueError, KeyError, TimeoutError) as error:
-                raise ExecutorError(
-                    f"openenv:{self.url} is no server of OpenEnv that answers: {reason_of(error)}"
-                ) from error
+            schema = await self._schema(session, url, headers)
             connection = await _connected(session, url, headers, self.seconds)
             try:
                 yield _OpenEnvEpisode(self, connection, schema, seed)

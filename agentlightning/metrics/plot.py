@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 from agentlightning.errors import missing_extra
@@ -26,10 +27,12 @@ def plot_curve(metrics_file: Path, picture: Path, title: str) -> None:
         axes.plot(*zip(*train, strict=True), color="#9db4c0", linewidth=1.5, label="training rollouts")
     if val:
         axes.plot(*zip(*val, strict=True), color="#b23a48", linewidth=2, marker="o", label="validation")
-    axes.set(title=title, xlabel="step", ylabel="mean reward")
+    axes.set(xlabel="step", ylabel="mean reward")
+    axes.set_title(title, parse_math=False)  # a folder's name is no formula
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if train or val:
         axes.legend(frameon=False, loc="lower right")
-    with open_private(picture, "wb") as file:
+    with open_private(picture, "wb") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a sign of the name that the font does not have
         figure.savefig(file, format="png", dpi=130)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentlightning.arguments import nearest
 from agentlightning.errors import ConfigError
 from agentlightning.metrics.sink import Sink
 from agentlightning.types import Run
@@ -200,5 +201,19 @@ def as_sink(sink: Sink | str, project: str = "agentlightning") -> Sink:
     if not isinstance(sink, str):
         return sink
     if sink not in TRACKERS:
-        raise ConfigError(f"There is no tracker '{sink}'; there are {', '.join(TRACKERS)}.")
+        raise ConfigError(f"There is no tracker '{sink}'; there are {', '.join(TRACKERS)}. {_hint(sink)}")
     return TRACKERS[sink](project)
+
+
+def _hint(name: str) -> str:
+    """What is meant by a name of no tracker."""
+    parts = [part.strip() for part in re.split("[,;+ ]", name) if part.strip()]
+    if len(parts) > 1:
+        return f"Give each by itself: {' '.join(f'--log {part}' for part in parts)}, or sinks={parts}."
+    near = {"tb": "tensorboard", "wb": "wandb", "w&b": "wandb"}.get(name.lower()) or nearest(name, TRACKERS)
+    if near:
+        return f"Did you mean {near}?"
+    return (
+        "Metrics are written to metrics.jsonl in the run's folder in any case, and shown by the dashboard. For another "
+        "tracker write a subclass of agl.metrics.Sink with a method step(self, metrics): sinks=[Mine()]."
+    )

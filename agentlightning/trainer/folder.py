@@ -40,6 +40,22 @@ def default_folder(algorithm: Algorithm, resume_from: Path | None) -> Path:
     return new_folder(Path("runs") / f"{name}-{stamp}")
 
 
+def claimed(path: Path) -> Path:
+    """The path, or with a number behind it, as a folder that was made here: two runs may begin in one second.
+
+    Where no folder can be made it is the path all the same, and `prepare_folder` says why.
+    """
+    while True:
+        free = new_folder(path)
+        try:
+            make_folder(free, new=True)
+        except FileExistsError:
+            continue
+        except OSError:
+            pass
+        return free
+
+
 def checkpoint_of(algorithm: Algorithm, resume: str | Path, run_dir: str | Path | None) -> Path:
     """The newest checkpoint of what to go on from. One at a URL is brought into the run's folder first."""
     if not is_url(resume):

@@ -88,9 +88,10 @@ def _known_id(run_dir: Path) -> str | None:
 
 
 def known_settings(run_dir: Path) -> dict[str, Any]:
-    """The settings of the run in a folder, as its `run.json` has them; nothing where there is none."""
+    """The algorithm and settings of the run in a folder, as its `run.json` has them; nothing where there is none."""
     try:
-        return dict(read_object(run_dir / RUN_FILE)["settings"])
+        known = read_object(run_dir / RUN_FILE)
+        return {"algorithm": known["algorithm"], **known["settings"]}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 

@@ -26,8 +26,9 @@ def load_tasks(path: str | Path) -> list[Any]:
     if str(path).startswith(hub.PREFIX):
         return _checked(hub.load_rows(str(path)), str(path))
     if str(path).startswith(("http:/", "https:/")):  # a Path has one slash only
+        address = re.sub("^(https?:)/+", r"\1//", str(path))
         raise ConfigError(
-            f"Tasks are a list or a file, and '{path}' is an address: download the file first. A server of tasks, "
+            f"Tasks are a list or a file, and '{address}' is an address: download the file first. A server of tasks, "
             "as in 0.1, is not kept: train here with fit(agent, tasks), and runners join by `agl runner --server URL`."
         )
     file = Path(path).expanduser()

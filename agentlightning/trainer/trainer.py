@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,7 +41,7 @@ from agentlightning.algorithm.records import names_of
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import GivenByName, explained
 from agentlightning.doctor.preflight import objections
-from agentlightning.errors import AgentLightningError, BackendDied, debugging
+from agentlightning.errors import AgentLightningError, BackendDied, ConfigError, debugging
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Console, JsonlSink, Reporter, Sink, StoreSink, read_metrics
 from agentlightning.metrics.notebook import default_console
@@ -73,6 +73,7 @@ from agentlightning.trainer.folder import (
     METRICS_FILE,
     STORE_FILE,
     checkpoint_of,
+    claimed,
     default_folder,
     draw_curve,
     new_folder,
@@ -193,7 +194,7 @@ class Trainer(GivenByName):
         run_dir: str | Path | None = None,
         resume: str | Path | None = None,
         console: Console | None = None,
-        sinks: Sequence[Sink | str] | Sink | str = (),
+        sinks: Sequence[Sink | str] | Sink | str | None = (),
     ) -> None:
         check_parts(algorithm=algorithm, store=store, tracer=tracer, console=console)
         check_whole_numbers(
@@ -215,7 +216,7 @@ class Trainer(GivenByName):
         check_proxy(llm_proxy, self.algorithm)
         self.initial_resources: NamedResources = dict(initial_resources or {})
         self.models = dict(models or {})
-        self.dialects = tuple(dialects)
+        self.dialects = tuple(dialects or ())
         self.hooks = list(hooks) if isinstance(hooks, Sequence) else [hooks] if hooks is not None else []
         check_each(hook=self.hooks)
         self.max_rollouts = max_rollouts
@@ -236,8 +237,12 @@ class Trainer(GivenByName):
         self.run_dir = self._taken_again or (
             Path(run_dir) if run_dir else default_folder(self.algorithm, self.resume_from)
         )
+        self._names_folder = run_dir is None and self.resume_from is None and self._taken_again is None
+        """Whether the run's folder has the name that is given to it here."""
+        self._has_folder = self._training = False
         self.console = console
-        given = [sinks] if isinstance(sinks, Sink | str) else sinks
+        several = isinstance(sinks, Iterable) and not isinstance(sinks, str)
+        given: Any = sinks if several else [sinks] if sinks is not None else []
         self.sinks = [*map(as_sink, given), *of_algorithm.sinks]
         check_each(sink=self.sinks)
         self._spent: Mapping[str, Spent] = {}
@@ -277,9 +282,11 @@ class Trainer(GivenByName):
 
         Its files are in a folder of its own inside `run_dir`, so `fit` may follow.
         """
+        if not self._has_folder:
+            self._take_folder()
         dry = copy.copy(self)
         dry.algorithm = dry_run_of(self.algorithm)
-        dry.run_dir = new_folder(self.run_dir / "dev")
+        dry.run_dir, dry._names_folder, dry._training = new_folder(self.run_dir / "dev"), False, False
         return dry.fit(agent, train_dataset)
 
     @says_how_to_await(NOT_AWAITED)
@@ -312,21 +319,41 @@ class Trainer(GivenByName):
             check_agents_resources(agent, self.algorithm, self.initial_resources, self.models)
         if isinstance(self.algorithm, TrainingSettings):
             _ = self.algorithm.shape  # is there such a model? The folder of a run that goes on is as it was if not
-        resuming = self.resume_from is not None or self._taken_again is not None
-        prepare_folder(self.run_dir, resuming=resuming)
-        started = started_runners(self, agent)  # before there are threads
         job = _Fit(agent, train_dataset, val_dataset, stop or asyncio.Event(), stop is None, code_of(agent))
-        with logged(self.run_dir / LOG_FILE):
-            try:
-                await self._run_to_the_end(job, started)
-            except AgentLightningError as error:
-                with_next_step(error, self.run_dir)
-                raise
-            finally:
-                if started is not None:
-                    await started.stop()
-        draw_curve(self.run_dir)
-        return self._concluded(job)
+        with self._in_its_folder():
+            started = started_runners(self, agent)  # before there are threads
+            with logged(self.run_dir / LOG_FILE):
+                try:
+                    await self._run_to_the_end(job, started)
+                except AgentLightningError as error:
+                    with_next_step(error, self.run_dir)
+                    raise
+                finally:
+                    if started is not None:
+                        await started.stop()
+            draw_curve(self.run_dir)
+            return self._concluded(job)
+
+    @contextmanager
+    def _in_its_folder(self) -> Iterator[None]:
+        """Within the block the run has its folder, and is the only one of this trainer."""
+        if self._training:
+            raise ConfigError(
+                f"This trainer is training already, in {self.run_dir}. Wait for that run, or make another Trainer."
+            )
+        self._take_folder()
+        prepare_folder(self.run_dir, resuming=self.resume_from is not None or self._taken_again is not None)
+        self._training = True
+        try:
+            yield
+        finally:
+            self._training = False
+
+    def _take_folder(self) -> None:
+        """Make the folder, where it is named here. A further run of this trainer gets one of its own."""
+        if self._names_folder and (not self._has_folder or (self.run_dir / RUN_FILE).exists()):
+            self.run_dir = claimed(default_folder(self.algorithm, None) if self._has_folder else self.run_dir)
+            self._has_folder = True
 
     def _concluded(self, job: _Fit) -> RunResult:
         checkpoints, metrics = list_checkpoints(self.run_dir), read_metrics(self.run_dir / METRICS_FILE)
@@ -435,7 +462,8 @@ class Trainer(GivenByName):
         recorded = last_step(read_metrics(file)) if file.is_file() else 0
         done, tasks = read_checkpoint(self.resume_from), len(job.train_dataset or ())
         steps = self.algorithm.steps_of(tasks, done.step, done.position) if tasks else self.algorithm.steps
-        return resuming(self.resume_from, done.step, recorded, self._settings_before, run.settings, steps)
+        now = {"algorithm": run.algorithm, **run.settings}
+        return resuming(self.resume_from, done.step, recorded, self._settings_before, now, steps)
 
     async def _open_door(
         self, stack: AsyncExitStack, store: LightningStore, run: Run

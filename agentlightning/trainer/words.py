@@ -25,11 +25,13 @@ from agentlightning.types import Dataset
 
 NO_VALIDATION = (
     "There are no validation tasks: only the training rewards show whether it gets better, and nothing shows which "
-    "checkpoint is the best. Keep some tasks for validation: fit(agent, tasks, val_dataset=others)."
+    "checkpoint is the best. Keep some tasks for validation: fit(agent, tasks, val_dataset=others), or "
+    "--val-tasks FILE."
 )
 NO_VALIDATION_OF_EXAMPLES = (
     "There are no validation tasks: the loss shows how well the examples are learned, and nothing shows whether an "
-    "agent does better. Give tasks to validate on: fit(agent, examples, val_dataset=tasks)."
+    "agent does better. Give tasks to validate on: fit(agent, examples, val_dataset=tasks), or --val-tasks FILE with "
+    "--agent."
 )
 NOTHING_LEARNED = (
     "Nothing was learned: in every step all siblings earned the same, so the weights are those it began with. Take "

@@ -232,12 +232,20 @@ def _turn(line: str) -> dict[str, str]:
 
 def _filled(template: str, values: Mapping[str, Any]) -> str:
     """An f-string's placeholders, filled."""
+    doubled = re.search(r"\{\{\s*(\w+)\s*\}\}", template)
+    if doubled and doubled[1] in values and not re.search(rf"(?<!\{{)\{{{doubled[1]}\W", template):
+        raise PromptTemplateError(
+            f"The prompt template has {doubled[0]}, which is plain text in an f-string, and format was given "
+            f"{doubled[1]}. Write {{{doubled[1]}}}, or make it PromptTemplate(template=…, engine='jinja')."
+        )
     try:
         return template.format(**values)
     except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
         start = template if len(template) <= _SHOWN else f"{template[:_SHOWN]}…"
         there = ", ".join(values) or "nothing"
         missing = f"needs {error.args[0]!r}" if isinstance(error, KeyError) else f"cannot be filled: {error}"
+        if isinstance(error, IndexError):
+            missing = f"has a placeholder without a name (write {{{next(iter(values), 'question')}}}, not {{}})"
         raise PromptTemplateError(
             f"The prompt template {start!r} {missing}, and format was given: {there}. Give every placeholder a value, "
             "format(name=…); braces that are text, as in JSON, are written twice: {{ and }}."

@@ -77,6 +77,18 @@ async def test_the_last_ones_and_the_best_one_are_kept(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path).name == "step-000005"
 
 
+@pytest.mark.parametrize("lost", ["renamed", "deleted"])
+async def test_a_folder_that_goes_while_the_run_goes_on_ends_it_and_no_weights_are_lost(
+    tmp_path: Path, lost: str
+) -> None:
+    run, info = tmp_path / "run", CheckpointInfo(step=1, base_model="m", seed=0)
+    run.mkdir()
+    run.rename(tmp_path / "other") if lost == "renamed" else run.rmdir()
+    with pytest.raises(ConfigError, match=r"run was moved, renamed or deleted .* --resume FOLDER"):
+        await save_checkpoint(run, CountingBackend(), info)
+    assert read_checkpoint(latest_checkpoint(run)).step == 1
+
+
 async def test_the_best_checkpoint_is_the_one_that_is_surely_good(tmp_path: Path) -> None:
     backend = CountingBackend()
     for step, reward, low in [(1, 0.8, 0.7), (2, 0.9, 0.4), (3, 0.1, 0.0), (4, 0.2, 0.1)]:

@@ -114,6 +114,7 @@ def test_a_run_stands_in_the_same_words_everywhere(
         asyncio.run(end())
     assert as_json("watch", tmp_path, "--once")["standing"] == word
     assert word in agl("watch", tmp_path).stdout, "and nothing is waited for"
+    assert ("This run died" in agl("why", tmp_path).stdout) == (word == "died")
     agl("report", tmp_path, "--to", tmp_path / "report.html")
     assert word in (tmp_path / "report.html").read_text()
 

@@ -49,6 +49,23 @@ def agl(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize(
+    ("source", "text", "words"),
+    [
+        ("a.jsonl", '\n{"question": "1 + 1"}\n', "a.jsonl, line 2: This line is not an exported rollout"),
+        ("b.jsonl", "{\n", "b.jsonl, line 1: This line is not an exported rollout"),
+        ("folder/tasks.jsonl", "1\n", "folder"),
+    ],
+)
+def test_what_cannot_be_imported_leaves_no_store(tmp_path: Path, source: str, text: str, words: str) -> None:
+    (tmp_path / source).parent.mkdir(exist_ok=True)
+    (tmp_path / source).write_text(text)
+    done = typed(tmp_path, "-m", "agentlightning", "store", "--path", "new.db", "import", source.split("/")[0])
+    assert done.returncode == 1
+    assert words in " ".join(done.stderr.split())
+    assert not (tmp_path / "new.db").exists()
+
+
 @pytest.mark.parametrize("target", ["out.jsonl", "out"])
 def test_what_is_exported_is_imported_whole(filled: Path, target: str) -> None:
     assert "Exported 7 finished rollouts" in agl(filled, "export", target)

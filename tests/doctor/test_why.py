@@ -180,6 +180,19 @@ SICK: dict[str, tuple[str, str, Recording]] = {
         Recording(groups=groups(lambda g, m: Told(reward=float(g % 2)), n=10)),
     ),
     "too long": ("prompts_too_long", "max_context", Recording(groups=told(outcome=Outcome.TRUNCATED, error=LONG))),
+    "longer than the model can": (
+        "prompts_too_long",
+        "The model can do no more: shorten",
+        Recording(
+            groups=told(outcome=Outcome.TRUNCATED, error="This model's maximum context length is 1024 tokens."),
+            settings={"max_context": 4096},
+        ),
+    ),
+    "a loop that does not end": (
+        "prompts_too_long",
+        "had asked the model 6 times by then",
+        Recording(groups=told(outcome=Outcome.TRUNCATED, error=LONG, calls=(Said(),) * 6)),
+    ),
     "refused": ("prompts_too_long", "max_context", Recording(groups=told(refused=LONG))),
     "ended by a limit": ("truncated", "Raise the limit", Recording(groups=told(outcome=Outcome.TRUNCATED))),
     "cut off": ("answers_cut_off", "Raise max_tokens", Recording(groups=told(calls=(Said(finish_reason="length"),)))),

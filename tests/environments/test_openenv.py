@@ -211,6 +211,27 @@ async def test_what_fails_is_no_reward_of_0(kind: str) -> None:
             await played(url, lambda _: "7")
 
 
+def test_a_server_on_this_machine_is_looked_for_before_a_model_is_loaded() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        port = nobody.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"nothing listens .* Start the environment's server .*--port {port}"):
+            OpenEnvEnvironment(f"http://127.0.0.1:{port}").check()
+    OpenEnvEnvironment("http://elsewhere.example:8000").check()  # it may be reached from where the runners are alone
+
+
+async def test_another_server_is_none_of_openenv() -> None:
+    other = web.AppRunner(web.Application())
+    await other.setup()
+    try:
+        place = web.TCPSite(other, "127.0.0.1", 0)
+        await place.start()
+        with pytest.raises(ConfigError, match="is no server of OpenEnv that answers: 404"):
+            await asyncio.to_thread(OpenEnvEnvironment(place.name).check)
+    finally:
+        await other.cleanup()
+
+
 async def test_one_that_is_not_there_is_said() -> None:
     with pytest.raises(ExecutorError, match="no server of OpenEnv"):
         await played("http://127.0.0.1:9", lambda _: "7")

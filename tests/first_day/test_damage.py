@@ -33,6 +33,7 @@ class Copies:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run with two whole checkpoints."""
+    (tmp_path / "run").mkdir()
     for step in (1, 2):
         info = CheckpointInfo(step=step, base_model="calc", seed=0)
         asyncio.run(save_checkpoint(tmp_path / "run", Copies(), info))  # pyright: ignore[reportArgumentType]

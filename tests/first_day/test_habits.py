@@ -275,6 +275,24 @@ def test_a_template_that_is_given_a_task_without_its_name(template: str) -> None
         agl.PromptTemplate(template=template).format({"question": 1})
 
 
+def test_a_template_with_a_placeholder_that_has_no_name() -> None:
+    with pytest.raises(agl.AgentLightningError, match=r"write \{question\}, not \{\}"):
+        agl.PromptTemplate(template="Solve {}").format(question="1 + 1")
+
+
+@pytest.mark.parametrize("template", ["Solve {{question}}", "Solve {{ question }} {how}"])
+def test_a_template_of_jinja_that_is_not_said_to_be_one(template: str) -> None:
+    with pytest.raises(agl.AgentLightningError, match=r"Write \{question\}, or make it .* engine='jinja'"):
+        agl.PromptTemplate(template=template).format(question="1 + 1", how="slowly")
+
+
+@pytest.mark.parametrize(
+    "template", ["{question} as {{question}}", "{question!s} {{ question }}", '{question} {{"a": 1}}']
+)
+def test_braces_that_are_text(template: str) -> None:
+    assert "1 + 1" in agl.PromptTemplate(template=template).format(question="1 + 1")
+
+
 # ---- tasks ----------------------------------------------------------------------------------------------------------
 
 
@@ -287,6 +305,7 @@ def test_a_template_that_is_given_a_task_without_its_name(template: str) -> None
         ("What is 1 + 1?", "in a list, fit(agent, ['…'])"),
         ('["1 + 1"]', "in a list, fit(agent, ['…'])"),
         ("data\\tasks.jsonl", "Folders stand behind / here: data/tasks.jsonl"),
+        (Path("https://example.com/t.jsonl"), "'https://example.com/t.jsonl' is an address: download the file first"),
         ("comment.jsonl", "JSON has no comments"),
         ("slashes.jsonl", "JSON has no comments"),
     ],
@@ -344,6 +363,14 @@ def test_a_file_that_hides_a_package(tmp_path: Path) -> None:
     assert "hides the package 'openai': give the file another name" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["random", "queue", "secrets"])
+def test_a_script_that_has_the_name_of_a_package(tmp_path: Path, name: str) -> None:
+    text = f"import {name}\nimport agentlightning as agl\nagl.Trainer\nimport {name}\n{name}.none_has_this\n"
+    (tmp_path / f"{name}.py").write_text(text)
+    done = subprocess.run([sys.executable, f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert f"hides the package '{name}': give the file another name" in done.stderr
+
+
 def test_fit_is_no_coroutine(tmp_path: Path) -> None:
     done = script(
         tmp_path,
@@ -356,6 +383,13 @@ def test_fit_is_no_coroutine(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a coroutine was expected"):
         asyncio.run(agl.RunResult(tmp_path, None, False))  # pyright: ignore[reportArgumentType]
     said(done, "Leave asyncio.run out")
+
+
+def test_an_error_that_ends_a_thread_is_in_words(tmp_path: Path) -> None:
+    text = "import threading\nthread = threading.Thread(target=agl.Trainer().fit, args=(1, [1]))\n"
+    done = script(tmp_path, text + "thread.start()\nthread.join()\nprint('the script goes on')\n")
+    assert "Traceback" not in done.stderr, done.stderr
+    said(done, "Error: ", "the script goes on")
 
 
 @pytest.mark.parametrize("script", ["agent.sh", "grade.sh"])

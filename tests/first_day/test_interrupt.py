@@ -131,6 +131,7 @@ def test_a_runner(tmp_path: Path) -> None:
     told.append(runner.communicate(timeout=60)[0])
     assert runner.returncode == 130, "".join(told)
     assert "Stopped." in told[-1]
+    assert "No rollout waits there now" in "".join(told)
     store.send_signal(signal.SIGINT)
     printed, _ = store.communicate(timeout=60)
     assert store.returncode == 130, printed

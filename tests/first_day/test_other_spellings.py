@@ -3,6 +3,7 @@ models without their owner; and what a step would find out late."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -142,3 +143,81 @@ def test_minibatches_of_an_algorithm_are_named_with_what_to_give(folder: Path) -
     said = answer(f"train {WORK} --algorithm Distill --set teacher=calc --set tasks_per_step=2 --set steps=1")
     assert "minibatches (4) must be at most tasks_per_step (2)" in said
     assert "Give minibatches=2" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("sglang", "it takes vLLM: 'vllm'"),
+        ("TensorRT", "it takes vLLM: 'vllm'"),
+        ("hf", "'embedded' computes with torch and transformers"),
+        ("CUDA", "'embedded' computes with torch and transformers"),
+        ("deepspeed", "are 'ray', with ranks="),
+        ("llama.cpp", "serves models and trains none"),
+    ],
+)
+def test_engines_that_people_know(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        agl.Trainer(algorithm=agl.GRPO(model="calc", backend=name))
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("name", "words"), [("rlhf", "Did you mean GRPO or PPO?"), ("KTO", "Did you mean DPO?"), ("dspy", "agl optimize")]
+)
+def test_algorithms_that_people_know(name: str, words: str) -> None:
+    assert words in answer(f"train {WORK} --model calc --algorithm {name}")
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("command", ["train", "run", "optimize"])
+def test_a_timeout_of_nothing(command: str) -> None:
+    assert "'--timeout': it is '0'; it must be at least" in answer(f"{command} {WORK} --timeout 0")
+
+
+@pytest.mark.parametrize("file", ["c.yaml", "c.json"])
+def test_a_setting_that_stands_twice(folder: Path, file: str) -> None:
+    lines = {"c.yaml": "model: calc\nsteps: 1\nsteps: 2\n", "c.json": '{"model": "calc", "steps": 1, "steps": 2}'}
+    (folder / file).write_text(lines[file])
+    assert "'steps' stands in it twice" in answer(f"train {WORK} --config {file}")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model: ${MODEL}\n", "c.yaml has model: ${MODEL}, and no variables of the environment are filled in"),
+        ("model: calc\nlearning_rate: $LR\n", '--set learning_rate="$LR"'),
+        ("- steps: 1\n", "Leave the dashes at the left out"),
+        ("model:calc\n", "Behind each colon stands a blank"),
+        ("7\n", "holds a int, not settings by name. Write each on a line of its own"),
+    ],
+)
+def test_files_of_settings_as_other_programs_read_them(folder: Path, text: str, words: str) -> None:
+    (folder / "c.yaml").write_text(text)
+    assert words in answer(f"train {WORK} --config c.yaml")
+
+
+@pytest.mark.parametrize(
+    ("sinks", "words"),
+    [
+        ("tb", "Did you mean tensorboard?"),
+        (["wandd"], "Did you mean wandb?"),
+        ("wandb,tensorboard", "Give each by itself: --log wandb --log tensorboard"),
+        ("csv", "Metrics are written to metrics.jsonl in the run's folder in any case"),
+        ("neptune", "write a subclass of agl.metrics.Sink"),
+        (print, "sink is <built-in function print>, which is no Sink"),
+    ],
+)
+def test_trackers_that_there_are_not(sinks: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        agl.Trainer(sinks=sinks)
+
+
+def test_no_trackers_are_none() -> None:
+    assert agl.Trainer(sinks=None, dialects=None).sinks == []  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("name", ["WandbSink", "JsonlSink", "read_metrics"])
+def test_a_name_of_a_part_of_the_package(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"from agentlightning\.[a-z.]+ import {name}"):
+        getattr(agl, name)

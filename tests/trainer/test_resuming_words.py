@@ -36,6 +36,13 @@ def test_how_to_keep_settings_is_said_where_more_than_the_length_changed() -> No
     assert said.endswith("give them again, or  --config runs/x/run.json  with agl train.")
 
 
+def test_another_algorithm_is_named_first(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"algorithm": "GRPO", "settings": {"loss": "ppo_clip"}}')
+    now = {"algorithm": "RLOO", "loss": "reinforce"}
+    said = resuming(tmp_path / "checkpoints" / "step-000001", 1, 1, known_settings(tmp_path), now, None)
+    assert "Changed settings: algorithm was GRPO, is RLOO; loss was" in said
+
+
 @pytest.mark.slow
 def test_as_typed(tmp_path: Path) -> None:
     (tmp_path / "chats.jsonl").write_text(CHATS * 4)

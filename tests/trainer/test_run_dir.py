@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.baseline import Baseline
-from agentlightning.errors import StoreError
+from agentlightning.errors import ConfigError, StoreError
 from agentlightning.metrics import SilentConsole
 from agentlightning.store import SqliteLightningStore
 from agentlightning.trainer.folder import METRICS_FILE, STORE_FILE
@@ -47,3 +48,27 @@ async def test_a_run_that_goes_on_from_an_earlier_checkpoint_leaves_the_later_on
     assert (await trainer.fit_async(agl.rollout(lambda task: 1.0), [1])).checkpoint == first
     (aside,) = (tmp_path / "checkpoints").glob(f"before-*-{second.name}")
     assert (aside / "checkpoint.json").is_file()
+
+
+async def test_each_run_without_a_folder_gets_one_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = (agl.Trainer(algorithm=Baseline(), console=SilentConsole()) for _ in range(2))
+    while first.run_dir != second.run_dir:  # made in the same second
+        first, second = second, agl.Trainer(algorithm=Baseline(), console=SilentConsole())
+    agent = agl.rollout(lambda task: 1.0)
+    both = await asyncio.gather(first.fit_async(agent, [1]), second.fit_async(agent, [1]))
+    again = await first.fit_async(agent, [1])  # the cell of a notebook that is run twice
+    assert len({result.run_dir for result in (*both, again)}) == 3
+    assert all((result.run_dir / STORE_FILE).is_file() for result in (*both, again))
+
+
+async def test_a_trainer_that_is_training_is_not_asked_to_train(tmp_path: Path) -> None:
+    trainer = agl.Trainer(algorithm=Baseline(), run_dir=tmp_path / "run", console=SilentConsole())
+
+    @agl.rollout
+    async def impatient(task: object) -> float:
+        with pytest.raises(ConfigError, match=r"is training already, in .*run\. .* make another Trainer"):
+            await trainer.fit_async(impatient, [1])
+        return 1.0
+
+    await trainer.fit_async(impatient, [1])

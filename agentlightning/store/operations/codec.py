@@ -69,6 +69,10 @@ _AS_JSON = {
     ),
     **dict.fromkeys(("Decimal", "Fraction"), "a number, float(value), or as text, str(value)"),
     **dict.fromkeys(("UUID", "PosixPath", "WindowsPath", "Path", "timedelta"), "text: str(value)"),
+    **dict.fromkeys(
+        ("Tensor", "ndarray", "Array", "EagerTensor"),
+        "lists and numbers: value.tolist(). A datasets.Dataset has them without a format: dataset.with_format(None)",
+    ),
     **dict.fromkeys(("complex",), "a list of two numbers: [value.real, value.imag]"),
     "Image": "text: the path of its file, or its bytes in base64",
 }
