@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -109,7 +110,8 @@ class ForeignEnvironment(Environment):
                 text=True,
                 timeout=_LIST_SECONDS,
                 check=False,
-                env={**os.environ, "PYTHONPATH": module_path()},
+                # A judge's client is made as tasks are listed; what it asks later goes where the model's calls go.
+                env={"OPENAI_API_KEY": "none", **os.environ, "PYTHONPATH": module_path()},
             )
         except OSError as error:
             raise ConfigError(
@@ -120,7 +122,8 @@ class ForeignEnvironment(Environment):
         if done.returncode != 0:
             words = done.stderr.strip()[-800:] if debugging() else _what_was_raised(done.stderr)
             missing = f" {self._python} needs  {self.install}" if "ModuleNotFoundError" in done.stderr else ""
-            raise ConfigError(f"{self.scheme}: {self.name} cannot be loaded.{missing}\n{words}")
+            arguments = " Its arguments: --env-option arguments='{…}', as JSON." if _ARGUMENTS.search(words) else ""
+            raise ConfigError(f"{self.scheme}: {self.name} cannot be loaded.{missing}\n{words}{arguments}")
         listed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         if listed and "rewards_groups" in listed[0]:
             self._rewards_groups = listed.pop(0)["rewards_groups"]
@@ -245,8 +248,18 @@ class _Worker(LitAgent[Any]):
 
 
 def _what_was_raised(stderr: str) -> str:
-    """What a process said at its end: of a traceback, the error with all lines of its message, without the frames."""
+    """What a process said at its end: of a traceback, the error with all lines of its message, without the frames; of
+    several errors in one, each. What failed when the process ended is not why it did."""
+    stderr = re.split(r"^Exception ignored ", stderr, maxsplit=1, flags=re.MULTILINE)[0]
     _, traceback, words = stderr.strip().rpartition("Traceback (most recent call last):\n")
     lines = words.splitlines()
-    message = list(dropwhile(lambda line: line.startswith("  "), lines)) if traceback else lines[-1:]
+    message = list(dropwhile(lambda line: line.startswith((" ", "+")), lines)) if traceback else lines[-1:]
+    if not message or "sub-exception" in message[-1]:
+        parts = [line.strip("| ") for line in stderr.splitlines() if _OF_A_GROUP.match(line)]
+        message += [part for part in parts if "sub-exception" not in part]
     return "\n".join(line for line in message if "For further information visit" not in line)[-800:]
+
+
+_ARGUMENTS = re.compile(r"missing \d+ required (positional|keyword-only) argument|unexpected keyword argument")
+_OF_A_GROUP = re.compile(r"\s+\| [A-Za-z_][\w.]*: ")
+"""The error of one in a group, as a traceback shows it."""

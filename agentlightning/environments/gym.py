@@ -22,6 +22,7 @@ from typing import Any
 from agentlightning.environments.base import Environment, Probe
 from agentlightning.environments.playing import ActionResult, PlayedEpisode, Player, last_number, seeds_of
 from agentlightning.errors import AgentError, ConfigError, ExecutorError, missing_extra
+from agentlightning.types.reward import checked_reward
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -152,13 +153,15 @@ class GymEnvironment(Environment):
 
     def _played_at_random(self, seed: int) -> float:
         with closing(self.make()) as made:
-            made.reset(seed=seed)
+            seen, _ = _parts(made.reset(seed=seed), "reset", _RESET)
+            self.shown(made, seen)
             made.action_space.seed(seed)
             total, ended, chosen = 0.0, False, random.Random(seed)
             limit = 10_000
             while not ended and (limit := limit - 1):
-                _, reward, terminated, truncated, _ = made.step(self._actions.any(made.action_space, chosen))
-                total, ended = total + float(reward), terminated or truncated
+                action = self._actions.any(made.action_space, chosen)
+                _, reward, terminated, truncated, _ = _parts(made.step(action), "step", _STEP)
+                total, ended = total + checked_reward(reward), terminated or truncated
             if not ended:
                 raise AgentError("An episode has not ended after 10,000 steps. Give max_episode_steps=….")
             return total
@@ -171,7 +174,7 @@ class _GymEpisode(PlayedEpisode):
 
     async def begin(self) -> str:
         with _failures():
-            observation, _ = await asyncio.to_thread(self._made.reset, seed=self._seed)
+            observation, _ = _parts(await asyncio.to_thread(self._made.reset, seed=self._seed), "reset", _RESET)
             return self._environment.shown(self._made, observation)
 
     async def act(self, answer: str) -> ActionResult:
@@ -179,9 +182,22 @@ class _GymEpisode(PlayedEpisode):
         if action is None:
             return ActionResult(f"That names no action. {self._environment.instruction}", 0.0, over=False, taken=False)
         with _failures():
-            observation, reward, terminated, truncated, _ = await asyncio.to_thread(self._made.step, action)
+            found = await asyncio.to_thread(self._made.step, action)
+            observation, reward, terminated, truncated, _ = _parts(found, "step", _STEP)
             over = bool(terminated or truncated)
-        return ActionResult("" if over else self._environment.shown(self._made, observation), float(reward), over)
+            seen = "" if over else self._environment.shown(self._made, observation)
+            return ActionResult(seen, checked_reward(reward), over)
+
+
+_RESET, _STEP = "observation, info", "observation, reward, terminated, truncated, info"
+
+
+def _parts(found: Any, method: str, names: str) -> tuple[Any, ...]:
+    """What an environment returns. Raises TypeError for what is not so many values, as of gym before 0.26."""
+    if not isinstance(found, tuple) or len(found) != names.count(",") + 1:
+        shown = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
+        raise TypeError(f"{method} returned {shown}; Gymnasium's returns {names}")
+    return found
 
 
 @contextmanager

@@ -59,6 +59,7 @@ class OpenEnvEnvironment(Environment):
         instructions: str | None = None,
         remembers: bool = True,
         answer_tokens: int | None = None,
+        max_steps: int | None = None,
         reset: Mapping[str, Any] | None = None,
         seconds: float = 60.0,
     ) -> None:
@@ -72,6 +73,8 @@ class OpenEnvEnvironment(Environment):
             instructions: What the model is told first; what the actions are if not given.
             remembers: Whether the model sees the episode so far, or the newest observation alone.
             answer_tokens: So many tokens an answer may have; what the run's settings say if not given.
+            max_steps: After so many answers with an action an episode ends with what it has earned. An environment that
+                never says that it is done goes on until the model's context is full, if this is not given.
             reset: Further arguments of the environment's `reset`.
             seconds: How long the environment may take to answer.
         """
@@ -87,9 +90,12 @@ class OpenEnvEnvironment(Environment):
             )
         elif python is not None:
             raise ConfigError("python is for a module, such as openenv:my_env:app; a server has its own interpreter.")
+        if max_steps is not None and max_steps < 1:
+            raise ConfigError(f"openenv: max_steps is {max_steps}, and at least 1 is needed.")
         self._seeds, self._val_seeds = seeds_of("openenv", tasks, val_tasks, first_seed)
         self.instructions, self.reset, self.seconds = instructions, dict(reset or {}), seconds
-        self.agent = Player(f"openenv:{url}", self.open, remembers=remembers, answer_tokens=answer_tokens)
+        limits = {"answer_tokens": answer_tokens, "max_steps": max_steps}
+        self.agent = Player(f"openenv:{url}", self.open, remembers=remembers, **limits)
 
     def tasks(self) -> Sequence[Any]:
         return [self._task(seed) for seed in self._seeds]

@@ -63,6 +63,7 @@ class Player(LitAgent[Any]):
         *,
         remembers: bool = True,
         answer_tokens: int | None = None,
+        max_steps: int | None = None,
     ) -> None:
         """
         Args:
@@ -70,11 +71,13 @@ class Player(LitAgent[Any]):
             open_episode: Opens the episode of a seed.
             remembers: Whether the model sees the episode so far, or the newest observation alone.
             answer_tokens: So many tokens an answer may have; what the run's settings say if not given.
+            max_steps: After so many answers with an action an episode ends with what it has earned.
         """
         super().__init__()
         self._name = name
         self._open = open_episode
         self._remembers = remembers
+        self._max_steps = max_steps
         self._call = {} if answer_tokens is None else {"max_tokens": answer_tokens}
 
     @property
@@ -106,7 +109,7 @@ class Player(LitAgent[Any]):
         system: Message = {"role": "system", "content": episode.instructions}
         messages: list[Message] = [system, _user(await episode.begin())]
         total, steps, missed, over = 0.0, 0, 0, False
-        while not over and missed < _TRIES:
+        while not over and missed < _TRIES and steps != self._max_steps:
             message = await ask(messages, episode.tools)
             calls = message.tool_calls or []
             turns = [await _called(episode, call) for call in calls] if calls else []

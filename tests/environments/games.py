@@ -62,6 +62,27 @@ class Endless(gymnasium.Env[str, Any]):
         return "Go on.", 0.0, False, False, {}
 
 
+class Wrong(gymnasium.Env[Any, Any]):
+    """Returns what no environment should, in one of these ways."""
+
+    WAYS = ("old reset", "old step", "no reward", "nan", "bytes")
+
+    def __init__(self, way: str) -> None:
+        self.action_space = spaces.Discrete(2)
+        self.observation_space = spaces.Text(max_length=100)
+        self._way = way
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        seen: Any = b"Go on." if self._way == "bytes" else "Go on."
+        return seen if self._way == "old reset" else (seen, {})
+
+    def step(self, action: int) -> Any:
+        reward = {"no reward": None, "nan": float("nan")}.get(self._way, 1.0)
+        return ("Done.", reward, True, {}) if self._way == "old step" else ("Done.", reward, True, False, {})
+
+
+if "Wrong-v0" not in gymnasium.registry:
+    gymnasium.register("Wrong-v0", entry_point=f"{__name__}:Wrong", disable_env_checker=True)
 for _name, _kind in {"Echo-v0": Echo, "Spelling-v0": Spelling, "Endless-v0": Endless}.items():
     if _name not in gymnasium.registry:
         gymnasium.register(_name, entry_point=_kind)

@@ -26,6 +26,7 @@ from tests.environments.harbor_tasks import (
     write_task,
 )
 from tests.environments.interpreters import interpreter
+from tests.environments.test_registry import committed, entry, git, registry
 
 VERSION = "0.26.0"
 RUNNER = Path(__file__).with_name("harbor_runner.py")
@@ -90,6 +91,50 @@ def test_verifiers_with_an_image_of_their_own(harbor: str, name: str, agent: str
     found = theirs(harbor, task, agent, tmp_path / "trials")
     assert found is not None
     assert ours(task, agent) == found["reward"] == float(agent == "oracle")
+
+
+FETCH = """\
+import asyncio, json, sys
+from pathlib import Path
+from harbor.registry.client.json import JsonRegistryClient
+from harbor.tasks.client import TaskClient
+async def main(file, name, folder):
+    found = await JsonRegistryClient(path=Path(file)).get_dataset_metadata(name)
+    fetched = await TaskClient().download_tasks(found.task_ids, output_dir=Path(folder))
+    print(json.dumps([str(path) for path in fetched.paths]))
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("name", ["mine@1.0", "mine"])
+def test_names_of_a_registry_mean_the_same_tasks(
+    harbor: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = tmp_path / "source"
+    for one in ("one", "two"):
+        write_task(source / "sets" / one)
+    git(source, "init", "--quiet")
+    older = committed(source)
+    (source / "sets" / "two" / "instruction.md").write_text("Another one.")
+    listed = [
+        entry(source.as_uri(), older, "two", "one"),
+        entry(source.as_uri(), committed(source), "two", version="2"),
+    ]
+    file = registry(tmp_path, *listed)
+    command = [harbor, "-c", FETCH, file, name, str(tmp_path / "theirs")]
+    environment = {**os.environ, "HARBOR_TELEMETRY": "off"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    env = HarborEnvironment(name, registry_path=file, **engine_or_skip("podman"))
+    found = [contents(Path(task["path"])) for task in env.tasks()]
+    assert found == [contents(Path(path)) for path in json.loads(done.stdout.splitlines()[-1])]
+    assert len(found) == (2 if name == "mine@1.0" else 1)
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, bool]]:
+    """The files below a folder, and whether they are programs."""
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {str(file.relative_to(folder)): (file.read_bytes(), os.access(file, os.X_OK)) for file in files}
 
 
 @pytest.mark.parametrize("kind", WRONG)

@@ -498,12 +498,40 @@ def test_a_number_that_is_none_is_refused_by_its_name(option: str) -> None:
         agl.load_environment("verifiers:sums", agent=None, **{option: 0})
 
 
+@pytest.mark.parametrize("given", ["", "1, 2, c=3"])
+def test_arguments_that_are_missing_or_too_many_say_how_they_are_given(given: str, worker: Path) -> None:
+    worker.write_text(f"def load(a, b): pass\nload({given})\n")
+    with pytest.raises(ConfigError, match="Its arguments: --env-option arguments="):
+        Own(worker).tasks()
+
+
+def test_no_key_is_needed_to_list_tasks(worker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of judges refuse to be made without one."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    worker.write_text('import os\nprint(\'{"key": "\' + os.environ["OPENAI_API_KEY"] + \'"}\')\n')
+    assert Own(worker).tasks() == [{"key": "none"}]
+    monkeypatch.setenv("OPENAI_API_KEY", "mine")
+    assert Own(worker).tasks() == [{"key": "mine"}]
+
+
 TRACEBACK = """\
 a warning of a library
 Traceback (most recent call last):
   File "worker.py", line 3, in <module>
     load()
     ^^^^^^
+"""
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "worker.py", line 3, in load
+  |     return future.result()
+  |            ^^^^^^^^^^^^^^^
+  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "worker.py", line 4, in connect
+    | ConnectionError: it was closed
+    +------------------------------------
 """
 
 
@@ -516,6 +544,21 @@ Traceback (most recent call last):
             "    For further information visit https://errors.example\n",
             "ValidationError: 1 validation error for Sums\nunknown\n  Extra inputs are not permitted",
         ),
+        (
+            TRACEBACK + "RuntimeError: it is broken\nException ignored in atexit callback: <function f>\n"
+            'Traceback (most recent call last):\n  File "a.py", line 1, in f\nAttributeError: no sandboxes\n',
+            "RuntimeError: it is broken",
+        ),
+        (
+            GROUP
+            + "\nThe above exception was the direct cause of the following exception:\n\n"
+            + TRACEBACK
+            + "RuntimeError: "
+            "not loaded: unhandled errors in a TaskGroup (1 sub-exception)\n",
+            "RuntimeError: not loaded: unhandled errors in a TaskGroup (1 sub-exception)\n"
+            "ConnectionError: it was closed",
+        ),
+        (GROUP, "ConnectionError: it was closed"),
         ("Killed\n", "Killed"),
         ("", ""),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,25 @@ async def test_it_is_tried_out_at_random() -> None:
         assert why in probe.why
     ending = agl.load_environment(f"{GAMES}:Endless-v0", max_episode_steps=5)
     assert [probe.good async for probe in ending.probes(ending.tasks()[:1])] == [True]
+
+
+WRONG = {
+    "old reset": "reset returned str; Gymnasium's returns observation, info",
+    "old step": "step returned 4 values; Gymnasium's returns observation, reward, terminated, truncated, info",
+    "no reward": "must be a number, not NoneType",
+    "nan": "must be a finite number",
+    "bytes": "bytes is not JSON serializable",
+}
+
+
+@pytest.mark.parametrize("way", WRONG)
+async def test_what_an_environment_returns_is_looked_at(way: str) -> None:
+    env = agl.load_environment(f"{GAMES}:Wrong-v0", way=way)
+    (probe,) = [one async for one in env.probes(env.tasks()[:1])]
+    assert not probe.good
+    assert WRONG[way] in probe.why
+    with answering(lambda _: "1") as llm, pytest.raises(ExecutorError, match=re.escape(WRONG[way])):
+        await env.agent.rollout_async(env.tasks()[0], {"main": llm}, attempted(env.tasks()[0]))
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,14 @@ async def test_text_is_said_as_it_is_and_rewards_are_summed() -> None:
         assert await played(url, lambda _: next(said)) == 1.0
 
 
+async def test_an_episode_that_is_never_done_ends_where_it_is_told_to() -> None:
+    server = Server(schema(word={"type": "string"}), lambda _: observed(0.5, False, hint="on"))
+    async with server.serving() as url:
+        assert await played(url, lambda _: "a", max_steps=3) == 1.5
+        with pytest.raises(ConfigError, match="max_steps is 0"):
+            await played(url, lambda _: "a", max_steps=0)
+
+
 async def test_several_fields_are_a_tool_and_what_is_refused_may_be_tried_again() -> None:
     def step(data: dict[str, Any]) -> dict[str, Any]:
         if "b" not in data:
