@@ -26,7 +26,7 @@ from agent_lightning.runtime import air, current_config
 from agentlightning.errors import ConfigError
 from agentlightning.keys import not_empty
 from agentlightning.litagent import LitAgent
-from agentlightning.metrics.notebook import default_console
+from agentlightning.metrics.console import default_console
 from agentlightning.net.local_keys import find_key
 from agentlightning.net.outgoing import http_session
 from agentlightning.runner.remote import Address, serve_rollouts

@@ -33,8 +33,7 @@ from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import Call, NamedResources, Span
-from agentlightning.types.call import Int32Array
-from agentlightning.types.left_out import left_out_of
+from agentlightning.types.call import Int32Array, left_out_of
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))

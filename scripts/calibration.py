@@ -29,8 +29,7 @@ from agentlightning.algorithm.verdicts import (
     has_risen,
     may_stand_still,
 )
-from agentlightning.metrics.intervals import is_positive, mean_interval, paired_difference, widened
-from agentlightning.metrics.power import POWER, visible_gain
+from agentlightning.metrics.intervals import POWER, is_positive, mean_interval, paired_difference, visible_gain, widened
 
 PAGE = Path(__file__).parents[1] / "docs" / "diagnosis.md"
 MARKS = "<!-- calibration -->\n", "<!-- /calibration -->\n"

@@ -259,8 +259,7 @@ def explore_store(
     import schemathesis
     from hypothesis import HealthCheck, given, seed as seeded, settings
 
-    from agentlightning.store.http.api import StoreApi
-    from agentlightning.store.http.attendance import Attendance
+    from agentlightning.store.http.api import Attendance, StoreApi
     from agentlightning.store.http.intake import Intake
 
     @schemathesis.serializer("application/vnd.msgpack", "application/x-protobuf")

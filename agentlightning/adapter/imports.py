@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from agentlightning.adapter.continued import MessagePlaces, MessageTree
 from agentlightning.adapter.conversations import message_of_parts
+from agentlightning.adapter.matching import MessagePlaces, MessageTree
 from agentlightning.adapter.numbered import below_numbers, numbered_messages, numbered_tools, read_json
 from agentlightning.adapter.scores import (
     ImportedScore,

@@ -1,12 +1,14 @@
 """Where spans belong that do not say it themselves: rewards to calls, calls to the spans around them. Pure.
 
 A reward that names its response needs none of this.
+
+Which model calls of a trace go on from which others. Pure; takes time with their messages, not with their pairs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from agentlightning.types import Span
 from agentlightning.types.names import OPERATION, OPERATION_NAME, REWARD
@@ -94,3 +96,26 @@ def _encloses(outer: Span, inner: Span) -> bool:
     starts = (inner.start_time or 0.0) - (outer.start_time or 0.0)
     ends = (outer.end_time or 0.0) - (inner.end_time or 0.0)
     return starts >= 0 and ends >= 0 and starts + ends > 0
+
+
+class MessagePlaces(NamedTuple):
+    """Where a call stands in a `MessageTree`."""
+
+    prompt: Sequence[int]
+    """The places of its messages, in their order."""
+    end: int
+    """The place of its answer."""
+
+
+class MessageTree:
+    """What calls said, each message as a text below the one before it. What begins alike has the same places."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[int, str], int] = {}
+
+    def add(self, prompt: Iterable[str], answer: str) -> MessagePlaces:
+        """The places of a call's messages and of its answer."""
+        places = [0]
+        for text in (*prompt, answer):
+            places.append(self._places.setdefault((places[-1], text), len(self._places) + 1))
+        return MessagePlaces(places[1:-1], places[-1])

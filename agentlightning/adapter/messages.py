@@ -9,8 +9,8 @@ from typing import Any
 from agentlightning.adapter.conversations import Conversation, conversations
 from agentlightning.arguments import explained_class
 from agentlightning.types import Span
+from agentlightning.types.data import RolloutRecord
 from agentlightning.types.names import CALL_ID
-from agentlightning.types.record import RolloutRecord
 
 
 @explained_class

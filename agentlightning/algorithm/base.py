@@ -22,8 +22,8 @@ from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Reporter, Sink
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Dataset, NamedResources, ResourcesUpdate
+from agentlightning.types.data import GroupReward
 from agentlightning.types.finding import Finding
-from agentlightning.types.sibling import GroupReward
 
 
 @explained_class

@@ -22,7 +22,7 @@ from agentlightning.backend import Backend
 from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_write, is_held, shared_lock
 from agentlightning.metrics.card import CARD_FILE, Kind, model_card
-from agentlightning.metrics.jsonl import METRICS_FILE, RUN_FILE, read_metrics
+from agentlightning.metrics.sink import METRICS_FILE, RUN_FILE, read_metrics
 from agentlightning.reading import read_object
 
 CHECKPOINT_FILE = "checkpoint.json"

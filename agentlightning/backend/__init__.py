@@ -21,7 +21,7 @@ from agentlightning.errors import ConfigError
 
 BACKENDS: dict[str, str] = {
     "embedded": "agentlightning.backend.embedded.backend:EmbeddedBackend",
-    "inprocess": "agentlightning.backend.inprocess:InProcessBackend",
+    "inprocess": "agentlightning.backend.embedded.backend:InProcessBackend",
     "ray": "agentlightning.backend.ray.backend:RayBackend",
     "vllm": "agentlightning.backend.vllm.backend:VLLMBackend",
 }

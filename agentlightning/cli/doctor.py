@@ -26,7 +26,7 @@ from agentlightning.gateway.routing.upstream import Provider
 from agentlightning.keys import not_empty
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import SilentConsole
-from agentlightning.models.memory import memory_of
+from agentlightning.models.hardware import memory_of
 from agentlightning.models.shape import read_shape
 from agentlightning.runner import blocking
 from agentlightning.trainer import Trainer

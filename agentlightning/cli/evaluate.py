@@ -30,8 +30,14 @@ from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Console, SilentConsole
-from agentlightning.metrics.intervals import bounds_of, expected_best, is_positive, mean_interval, paired_difference
-from agentlightning.metrics.power import power_words
+from agentlightning.metrics.intervals import (
+    bounds_of,
+    expected_best,
+    is_positive,
+    mean_interval,
+    paired_difference,
+    power_words,
+)
 from agentlightning.trainer import Trainer
 from agentlightning.trainer.example import load_agent, load_example
 from agentlightning.trainer.folder import STORE_FILE

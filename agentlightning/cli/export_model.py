@@ -72,7 +72,7 @@ def _write(weights: Path, to: Path, form: ExportOptions) -> None:
         with atomic_directory(to, shared=True) as folder:
             export_gguf(weights, folder / GGUF_FILE)
     elif form.merged:
-        from agentlightning.learner.merging import export_merged
+        from agentlightning.learner.policy import export_merged
 
         export_merged(weights, to)
     else:

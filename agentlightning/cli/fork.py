@@ -24,8 +24,7 @@ from agentlightning.cli.trust import require_trust
 from agentlightning.console import one_line, safe, terminal
 from agentlightning.errors import ConfigError
 from agentlightning.files import text_of
-from agentlightning.gateway.edits import EDITABLE, EDITED
-from agentlightning.gateway.replay import REPLAYED
+from agentlightning.gateway.replay import EDITABLE, EDITED, REPLAYED
 from agentlightning.installation import command_name
 from agentlightning.litagent import LitAgent, Program
 from agentlightning.metrics import SilentConsole

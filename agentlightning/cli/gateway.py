@@ -24,8 +24,7 @@ from agentlightning.files import atomic_write, make_folder
 from agentlightning.gateway import Provider
 from agentlightning.gateway.history.answers import RecentAnswers
 from agentlightning.gateway.routing.models import Model
-from agentlightning.gateway.serving.anonymous import AnonymousAccess
-from agentlightning.gateway.serving.sessions import Sessions
+from agentlightning.gateway.serving.anonymous import AnonymousAccess, Sessions
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.keys import derived_secret, not_empty
 from agentlightning.net.guard import is_local_name

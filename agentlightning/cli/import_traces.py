@@ -19,7 +19,7 @@ from agentlightning.cli.commands.train import ImportOptions
 from agentlightning.console import terminal
 from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_write, meant_by, reason_of_file
-from agentlightning.metrics.jsonl import RUN_FILE
+from agentlightning.metrics.sink import RUN_FILE
 from agentlightning.reading import parsed_json, read_text
 
 _BYTES = 2**32

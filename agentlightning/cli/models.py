@@ -13,9 +13,8 @@ from agentlightning.console import one_line, terminal
 from agentlightning.errors import AgentLightningError
 from agentlightning.models import KNOWS, shipped_models
 from agentlightning.models.hardware import Hardware, devices
-from agentlightning.models.known import SIZES, TRIED, known_shape
 from agentlightning.models.plan import PlannedJob, best, changes, gib
-from agentlightning.models.shape import ModelShape
+from agentlightning.models.shape import SIZES, TRIED, ModelShape, known_shape
 
 CONTEXT, RESPONSE = 1024, 256
 """Tokens of the rollouts that the table reckons with, and how many of them are sampled."""

@@ -11,9 +11,8 @@ from agentlightning.cli.commands.start import PlanOptions
 from agentlightning.console import one_line, terminal
 from agentlightning.errors import ConfigError
 from agentlightning.models.hardware import Hardware, devices
-from agentlightning.models.known import is_size, known_shape
 from agentlightning.models.plan import VLLM_ALONE, Change, Layout, PlannedJob, best, changes, context_bytes, gib
-from agentlightning.models.shape import BYTES_OF, count_of
+from agentlightning.models.shape import BYTES_OF, count_of, is_size, known_shape
 
 DEFAULT_CONTEXT = 4096
 

@@ -21,8 +21,7 @@ from agentlightning.console import Console, safe
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError, GatewayError
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.history.answers import RecentAnswers
-from agentlightning.gateway.serving.anonymous import AnonymousAccess
-from agentlightning.gateway.serving.sessions import Sessions
+from agentlightning.gateway.serving.anonymous import AnonymousAccess, Sessions
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.keys import not_empty
 from agentlightning.net.guard import is_local_name

@@ -23,12 +23,11 @@ from agentlightning.cli.opened import OpenedRun, check_order, opened_run
 from agentlightning.cli.transcript import log, transcript
 from agentlightning.console import safe, terminal
 from agentlightning.errors import ConfigError
-from agentlightning.gateway.edits import EDITED
+from agentlightning.gateway.replay import EDITED
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import Call, Outcome, RolloutStatus, Span
-from agentlightning.types.left_out import left_out_of
+from agentlightning.types.call import left_out_of, spent_of
 from agentlightning.types.names import OPERATION_NAME, REPLAYED_FROM
-from agentlightning.types.spending import spent_of
 
 
 def _query(wanted: ShowOptions) -> dict[str, Any]:

@@ -2,13 +2,22 @@
 
 An ASGI application that a store's server puts in front of its own. Every answer forbids the browser whatever the pages
 do not need; what agents and models said is only ever data in it.
+
+Who may look: on loopback whoever is on this machine, elsewhere who logged in with the store's key.
+
+A login is answered with a cookie that scripts cannot read and other sites cannot send. Keys never stand in URLs. Pages
+of other sites are kept out by the `Guard` in front of every server.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import hmac
 import logging
 import secrets
+import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,11 +31,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from agentlightning.dashboard import groups, rollouts, runs, scores, tokens
-from agentlightning.dashboard.access import COOKIE, SESSION_SECONDS, Access
 from agentlightning.dashboard.curves import Curves
 from agentlightning.dashboard.diagnoses import Diagnoses
 from agentlightning.dashboard.news import News
-from agentlightning.dashboard.plain import as_json
+from agentlightning.dashboard.texts import as_json
 from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.net.guard import is_local_name
 from agentlightning.store import LightningStoreServer
@@ -77,7 +85,7 @@ class Dashboard:
         self._store = store
         self._loopback = loopback
         self._live = live
-        self._access = Access(key, loopback=loopback)
+        self._access = _Access(key, loopback=loopback)
         self._news = News(store)
         self._app = Starlette(routes=self._routes())
         self._app.state.folder = folder
@@ -169,14 +177,14 @@ class Dashboard:
         response = _json({"allowed": True})
         secure = request.url.scheme == "https"
         response.set_cookie(
-            COOKIE, session, int(SESSION_SECONDS), path=PAGES, httponly=True, samesite="strict", secure=secure
+            _COOKIE, session, int(_SESSION_SECONDS), path=PAGES, httponly=True, samesite="strict", secure=secure
         )
         return response
 
     async def _log_out(self, request: Request) -> Response:
         self._access.log_out(request)
         response = _json({"allowed": False})
-        response.delete_cookie(COOKIE, path=PAGES)
+        response.delete_cookie(_COOKIE, path=PAGES)
         return response
 
     # ---- the pages ---------------------------------------------------------------------------------------------------
@@ -263,3 +271,47 @@ def served_with_dashboard(
 def dashboard_url(endpoint: str) -> str:
     """Where a server at `endpoint` shows its dashboard."""
     return f"{endpoint}{PAGES}/"
+
+
+_COOKIE = "agl_dashboard"
+_SESSION_SECONDS = 7 * 86400.0
+_MOST_SESSIONS = 1000
+_PAUSE_SECONDS = 0.5
+"""After a wrong key; wrong keys wait for each other, so that they cannot be tried quickly."""
+
+
+class _Access:
+    """Decides about requests; knows the sessions. `key` None: nobody can log in, which is for loopback only."""
+
+    def __init__(self, key: str | None, *, loopback: bool) -> None:
+        self._key = key
+        self._loopback = loopback
+        self._sessions: OrderedDict[str, float] = OrderedDict()
+        self._wrong = asyncio.Lock()
+
+    def allows(self, request: Request) -> bool:
+        if self._loopback:
+            return True
+        key = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+        if key and self._matches(key):
+            return True
+        ends = self._sessions.get(request.cookies.get(_COOKIE, ""))
+        return ends is not None and ends > time.time()
+
+    async def log_in(self, key: str) -> str | None:
+        """A new session's cookie; None, after a while, for a wrong key."""
+        if not self._matches(key):
+            async with self._wrong:
+                await asyncio.sleep(_PAUSE_SECONDS)
+            return None
+        session = secrets.token_urlsafe(32)
+        self._sessions[session] = time.time() + _SESSION_SECONDS
+        while len(self._sessions) > _MOST_SESSIONS:
+            self._sessions.popitem(last=False)
+        return session
+
+    def log_out(self, request: Request) -> None:
+        self._sessions.pop(request.cookies.get(_COOKIE, ""), None)
+
+    def _matches(self, key: str) -> bool:
+        return self._key is not None and hmac.compare_digest(key.encode(), self._key.encode())

@@ -9,8 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from agentlightning.dashboard.plain import shown
-from agentlightning.dashboard.texts import texts_of
+from agentlightning.dashboard.texts import shown, texts_of
 from agentlightning.doctor import Diagnosis, diagnose, gather
 from agentlightning.metrics.catalogue import MEASURED
 from agentlightning.store.sql import SqlLightningStore

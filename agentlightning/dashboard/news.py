@@ -10,8 +10,8 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from agentlightning.dashboard.plain import as_json
 from agentlightning.dashboard.runs import REPORTED
+from agentlightning.dashboard.texts import as_json
 from agentlightning.errors import StoreError
 from agentlightning.store.sql import SqlLightningStore
 

@@ -12,9 +12,8 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
 from agentlightning.algorithm.episode import make_episode, weights_of
-from agentlightning.dashboard.plain import cut, shown
 from agentlightning.dashboard.runs import name_of, number
-from agentlightning.dashboard.texts import branches, texts_of
+from agentlightning.dashboard.texts import branches, cut, shown, texts_of
 from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.installation import command_name
 from agentlightning.store.operations.query import ListedRollout

@@ -1,18 +1,24 @@
-"""The texts of tokens by the tokenizer of a run's model, and of the places where calls left a known history."""
+"""The texts of tokens by the tokenizer of a run's model, and of the places where calls left a known history.
+
+What pages are told, as JSON that every browser reads: numbers that are none become null, long texts are cut, and
+keys are not shown.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from pydantic import BaseModel
 
 from agentlightning.algorithm.episode import Episode
 from agentlightning.doctor import find_breaks
 from agentlightning.errors import ModelError
-from agentlightning.keys import redacted_pieces
+from agentlightning.keys import redacted, redacted_pieces
 from agentlightning.models import resolve_model
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import Call, Rollout
@@ -77,3 +83,39 @@ def branches(rollout: Rollout, calls: Sequence[Call], texts: Texts | None) -> di
         fields = {name: getattr(one, name) for name in ("position", "tokens_lost", "cause", "before", "was", "now")}
         divergences[one.call_id] = {**fields, "advice": one.advice}
     return divergences
+
+
+_MOST_TEXT = 100_000
+"""Characters of one text that a page is told; what is cut says so."""
+_SECRET = re.compile(r"(api_?key|secret|password|authorization|access_?token)$", re.IGNORECASE)
+_HIDDEN = "•••"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    return str(value)
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_plain)
+
+
+def as_json(value: Any) -> bytes:
+    """NaN and infinity as null, and no attempt's key, whatever the field."""
+    return redacted(_encoder.encode(value).decode()).encode()
+
+
+def cut(text: str, most: int = _MOST_TEXT) -> str:
+    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
+
+
+def shown(value: Any, most: int = _MOST_TEXT) -> Any:
+    """A value from a store for people to see: keys hidden, long texts cut, inside lists and dicts too."""
+    if isinstance(value, str):
+        return cut(redacted(value), most)
+    if isinstance(value, Mapping):
+        return {
+            str(key): _HIDDEN if item and isinstance(item, str) and _SECRET.search(str(key)) else shown(item, most)
+            for key, item in value.items()
+        }
+    return [shown(item, most) for item in value] if isinstance(value, list | tuple) else value

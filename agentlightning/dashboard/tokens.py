@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from agentlightning.dashboard.advantages import advantages_of
+from agentlightning.dashboard.groups import advantages_of
 from agentlightning.dashboard.rollouts import requested
 from agentlightning.dashboard.texts import Texts, branches, texts_of
 from agentlightning.store.operations.codec import decode

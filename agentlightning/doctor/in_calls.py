@@ -14,9 +14,8 @@ from agentlightning.doctor.breaks import WORTH_A_WORD, Decode, common, differ_by
 from agentlightning.doctor.evidence import Evidence
 from agentlightning.doctor.in_rollouts import MANY, MOST, ids
 from agentlightning.types import Span
-from agentlightning.types.call import Call
+from agentlightning.types.call import MEDIA, Call, left_out_of
 from agentlightning.types.finding import Finding, note, problem, share, warning
-from agentlightning.types.left_out import MEDIA, left_out_of
 from agentlightning.types.names import CALL_ID
 
 UNSEEN = "The model answers without having seen them: write what they show as text, or take tasks that need none."

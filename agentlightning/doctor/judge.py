@@ -24,7 +24,7 @@ from agentlightning.errors import ConfigError, JudgeError
 from agentlightning.metrics.intervals import mean_interval
 from agentlightning.store.base import LightningStore
 from agentlightning.types import FINISHED_ROLLOUT, Outcome, Rollout
-from agentlightning.types.record import RolloutRecord
+from agentlightning.types.data import RolloutRecord
 from agentlightning.types.reward import find_reward_spans, get_rewards
 
 LEVEL = 0.95

@@ -10,8 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from agentlightning.types.arrays import Float32Array, Int32Array, np
-from agentlightning.types.kept import joined_kept
+from agentlightning.types.arrays import Float32Array, Int32Array, joined_kept, np
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,31 +1,164 @@
 """How an engine keeps the contexts of a model: in slots where they fit, else in caches of the model's own class, and
 where those are not exact not at all. So any decoder of transformers can be sampled from.
+
+Contexts kept in the model's own cache class, one cache per slot: for models that keep more than keys and values.
+
+Recurrent states, compressed or shared keys: only the model knows what they are, so nothing of a context can be cut off
+or joined with another. A context is continued where it ends, or copied whole. Requests are computed one after the
+other, which is exact and slow; what fits is kept in slots (`SlotModel`). Where not even the model's own cache gives the
+numbers of its plain forward, a context is its tokens, and each pass computes all of them again.
 """
 
 from __future__ import annotations
 
+import copy
+import inspect
 import logging
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from agentlightning.engine.block_pool import BlockBudget
 from agentlightning.engine.kv_cache import DoesNotFit, KVShape, probe
 from agentlightning.engine.limits import slot_count
-from agentlightning.engine.own_cache import OwnCacheModel, RecomputedModel
-from agentlightning.engine.slot_model import SlotModel
+from agentlightning.engine.slot_model import SlotModel, check_gap, gap_to_plain
 from agentlightning.errors import ModelError
-from agentlightning.models.memory import cache_bytes
+from agentlightning.models.hardware import cache_bytes
 
 logger = logging.getLogger(__name__)
+
+_CHECK_TOKENS = 24
+_STEPS = 6
+_GAP_FLOAT32 = 1e-5
+"""Largest mean difference of log-probs: some families compute steps over a cache by another formula."""
+
+
+class _OwnCaches:
+    """The caches of all slots; what `SlotCache` does to slots, done to whole caches."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots: list[Any] = [None] * slots
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Copy a slot, which holds exactly so many tokens."""
+        self.slots[target] = copy.deepcopy(self.slots[source])
+
+    def swap(self, a: int, b: int, tokens_a: int, tokens_b: int) -> None:
+        self.slots[a], self.slots[b] = self.slots[b], self.slots[a]
+
+    def clear(self, slot: int) -> None:
+        self.slots[slot] = None
+
+
+class _OwnCacheModel:
+    """The passes of `SlotModel`, over caches of the model's own class.
+
+    `continues` is whether the model computes several tokens after a context that is there; otherwise every prompt is
+    computed whole, in one piece.
+    """
+
+    def __init__(self, model: PreTrainedModel, slots: int, max_context: int) -> None:
+        self.model: Any = model
+        self.capacity = max_context + 1
+        self.cache = _OwnCaches(slots)
+        self.continues = True
+        self._fields = _fields(model)
+
+    def prefill(self, tokens: list[np.ndarray], slots: np.ndarray, starts: np.ndarray) -> torch.Tensor:
+        """Compute `tokens[r]` in slot `slots[r]`, which holds `starts[r]` tokens; logits after the last, [R, V]."""
+        rows = zip(tokens, slots.tolist(), starts.tolist(), strict=True)
+        return torch.cat([self._pass(ids, slot, anew=start == 0)[:, -1] for ids, slot, start in rows])
+
+    def score(self, tokens: np.ndarray, slot: int, start: int) -> torch.Tensor:
+        """Compute `tokens` in a slot, which holds `start` tokens; logits after each of them, [Q, V]."""
+        return self._pass(tokens, slot, anew=start == 0, keep=len(tokens))[0]
+
+    def decode(self, ids: np.ndarray, positions: np.ndarray, rows: np.ndarray) -> torch.Tensor:
+        """Compute one token in each slot of `rows`, `ids` by slot; logits after it, [R, V]."""
+        slots = rows.tolist()
+        return torch.cat([self._pass(ids[s : s + 1], s, anew=positions[s] == 0)[:, -1] for s in slots])
+
+    def _pass(self, ids: np.ndarray, slot: int, *, anew: bool, keep: int = 1) -> torch.Tensor:
+        """Logits after the last `keep` tokens, [1, keep, V]."""
+        if anew:
+            self.cache.slots[slot] = DynamicCache(config=self.model.config)
+        given = torch.from_numpy(ids.astype(np.int64))[None].to(self.model.device)
+        fields = self._fields(self.cache.slots[slot], keep)
+        return self.model(input_ids=given, use_cache=True, **fields).logits[:, -keep:]
+
+    @torch.inference_mode()
+    def self_check(self) -> int:
+        """Compare with plain forwards; returns the size of the vocabulary. Raises `DoesNotFit` if it is not exact."""
+        try:
+            gap, logits = self._compare(10)
+            if not gap <= _GAP_FLOAT32:
+                self.continues = False
+                gap, logits = self._compare(_CHECK_TOKENS - _STEPS)
+        except Exception as error:  # a model's own code, which knows other caches or none
+            raise DoesNotFit(f"its forward fails with a cache ({type(error).__name__}: {error})") from error
+        check_gap(gap, logits, _GAP_FLOAT32)
+        self.cache.clear(0)
+        return logits.shape[-1]
+
+    def _compare(self, first: int) -> tuple[float, torch.Tensor]:
+        """One sequence: `first` tokens, then more, then a few one by one. The largest gap, and the last logits."""
+        ids = np.random.default_rng(0).integers(0, self.model.get_input_embeddings().num_embeddings, _CHECK_TOKENS)
+        cuts = sorted({first, *range(_CHECK_TOKENS - _STEPS, _CHECK_TOKENS + 1)})
+        gaps: list[float] = []
+        logits = torch.empty(0)
+        for low, high in zip([0, *cuts], cuts, strict=False):
+            logits = self.prefill([ids[low:high]], np.array([0]), np.array([low]))
+            gaps.append(gap_to_plain(self.model, logits[0], ids[:high]))
+        return float(np.max(gaps)), logits
+
+    @torch.inference_mode()
+    def bytes_per_context(self, tokens: int) -> int:
+        """Memory of one context of so many tokens, judged by two short ones."""
+        sizes: list[int] = []
+        for count in (1, 9):
+            self.prefill([np.zeros(count, dtype=np.int64)], np.array([0]), np.array([0]))
+            sizes.append(_bytes(self.cache.slots[0]))
+        self.cache.clear(0)
+        return sizes[0] + (sizes[1] - sizes[0]) * tokens // 8
+
+
+class RecomputedModel(_OwnCacheModel):
+    """No cache at all: every pass computes a whole context with the plain forward. Exact by construction."""
+
+    def _pass(self, ids: np.ndarray, slot: int, *, anew: bool, keep: int = 1) -> torch.Tensor:
+        known = ids.copy() if anew else np.concatenate([self.cache.slots[slot], ids])
+        self.cache.slots[slot] = known
+        given = torch.from_numpy(known.astype(np.int64))[None].to(self.model.device)
+        return self.model(input_ids=given, use_cache=False).logits[:, -keep:]
+
+
+def _fields(model: PreTrainedModel) -> Any:
+    """How the model's forward takes a cache, as a function of the cache and of how many logits are wanted."""
+    known = inspect.signature(model.forward).parameters
+    name = next((name for name in ("past_key_values", "cache_params") if name in known), "past_key_values")
+    keeps = "logits_to_keep" in known
+    return lambda cache, keep: {name: cache, **({"logits_to_keep": keep} if keeps else {})}
+
+
+def _bytes(thing: Any) -> int:
+    """All arrays that a context holds."""
+    if isinstance(thing, torch.Tensor | np.ndarray):
+        return thing.nbytes
+    if isinstance(thing, dict):
+        return sum(map(_bytes, thing.values()))
+    if isinstance(thing, list | tuple):
+        return sum(map(_bytes, thing))
+    return sum(map(_bytes, vars(thing).values())) if hasattr(thing, "__dict__") else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
     """The passes of a model over `slots` contexts; they were compared with plain forwards."""
 
-    model: SlotModel | OwnCacheModel
+    model: SlotModel | _OwnCacheModel
     slots: int
     vocab_size: int
     why_own: str = ""
@@ -36,7 +169,7 @@ class Contexts:
     @property
     def kind(self) -> str:
         """ "slots", "own cache" or "recomputed"."""
-        return {SlotModel: "slots", OwnCacheModel: "own cache", RecomputedModel: "recomputed"}[type(self.model)]
+        return {SlotModel: "slots", _OwnCacheModel: "own cache", RecomputedModel: "recomputed"}[type(self.model)]
 
     @property
     def cuts(self) -> bool:
@@ -67,7 +200,7 @@ def make_contexts(model: PreTrainedModel, max_context: int, budget: int, concurr
         why_own = str(error)
     name = type(model).__name__
     try:
-        contexts = _one_by_one(OwnCacheModel, model, max_context, budget, concurrency, why_own)
+        contexts = _one_by_one(_OwnCacheModel, model, max_context, budget, concurrency, why_own)
         logger.warning("%s samples one request after the other, in caches of its own class: %s.", name, why_own)
     except DoesNotFit as error:
         why_own = f"{why_own}; {error}"
@@ -109,7 +242,7 @@ def _in_blocks(
 
 
 def _one_by_one(
-    kind: type[OwnCacheModel], model: PreTrainedModel, max_context: int, budget: int, concurrency: int, why: str
+    kind: type[_OwnCacheModel], model: PreTrainedModel, max_context: int, budget: int, concurrency: int, why: str
 ) -> Contexts:
     trial = kind(model, 1, max_context)
     vocab_size = trial.self_check()

@@ -5,11 +5,20 @@ them, so a decoding step copies nothing. It knows tensors only; which tokens a s
 
 Shape letters: L layers, S slots, C tokens of a slot, R rows of a pass, Q new tokens per row, T tokens attended to,
 H key/value heads, D head size.
+
+Memory that is there where it was written, and can be given back in parts: pages of the operating system.
+
+The cache's tensors keep their plain layout, so that attention reads them as views, and memory follows what is written
+(as Prabhu et al., vAttention, arXiv 2405.04437, do on GPUs). Linux only: elsewhere pages do not come back as zeros.
 """
 
 from __future__ import annotations
 
 import math
+import mmap
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +26,6 @@ import numpy as np
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-
-from agentlightning.engine.pages import SUPPORTED, MemoryPages, block_tokens
 
 SUPPORTED_ATTENTION = ("sdpa", "eager")
 
@@ -80,7 +87,7 @@ class SlotCache(Cache):
         """`paged`: memory of a slot can be given back; its capacity is then a whole number of blocks."""
         super().__init__(layers=[])
         self.capacity = capacity
-        self._paged: list[tuple[MemoryPages, torch.Tensor]] = []
+        self._paged: list[tuple[_MemoryPages, torch.Tensor]] = []
         # Layers of one shape lie in one tensor [L, S, C, H, D], so that a slot is copied in one go.
         self._groups: list[torch.Tensor] = []
         by_layer: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -100,7 +107,7 @@ class SlotCache(Cache):
     def _make(self, size: tuple[int, ...], shape: KVShape, *, paged: bool) -> torch.Tensor:
         if not paged:
             return _zeros(size, shape)
-        pages = MemoryPages(math.prod(size) * shape.dtype.itemsize)
+        pages = _MemoryPages(math.prod(size) * shape.dtype.itemsize)
         tensor = pages.tensor(size, shape.dtype)
         self._paged.append((pages, tensor))
         return tensor
@@ -171,3 +178,33 @@ def _zeros(size: tuple[int, ...], shape: KVShape) -> torch.Tensor:
         return torch.zeros(size, dtype=shape.dtype, device=shape.device)
     raw = np.zeros((*size[:-1], size[-1] * shape.dtype.itemsize), dtype=np.uint8)
     return torch.from_numpy(raw).view(shape.dtype)
+
+
+SUPPORTED = sys.platform == "linux"
+_LARGEST_BLOCK = 256
+_SMALLEST_BLOCK = 16
+"""Tokens."""
+_NORESERVE = 0x4000  # not among Python's names: addresses alone are asked for, more than there is memory
+
+
+class _MemoryPages:
+    """Zeros at new addresses. Raises OSError where the system does not hand out so many."""
+
+    def __init__(self, size: int) -> None:
+        self._area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+        with suppress(OSError):  # a kernel without huge pages, which would be taken for a few tokens
+            self._area.madvise(mmap.MADV_NOHUGEPAGE)
+
+    def tensor(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """All of it as a tensor, which keeps it."""
+        return torch.frombuffer(self._area, dtype=dtype).view(size)
+
+    def give_back(self, start: int, size: int) -> None:
+        """Free the pages of these bytes, which read as zeros from now on. Both are multiples of a page."""
+        self._area.madvise(mmap.MADV_DONTNEED, start, size)
+
+
+def block_tokens(row_bytes: Iterable[int]) -> int | None:
+    """The smallest number of tokens that fill whole pages in every layer; None where that would be too many."""
+    whole = math.lcm(_SMALLEST_BLOCK, *(mmap.PAGESIZE // math.gcd(size, mmap.PAGESIZE) for size in row_bytes))
+    return whole if whole <= _LARGEST_BLOCK else None

@@ -1,21 +1,28 @@
-"""What the embedded engine knows of the requests that it is computing. Plain data, by request and by slot."""
+"""What the embedded engine knows of the requests that it is computing. Plain data, by request and by slot.
+
+How much of which prompts the embedded engine computes in one pass. Pure.
+
+Finding stop strings in text that grows token by token, without decoding the whole text at every token.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentlightning.engine.base import PromptLogprobs, SamplingParams
 from agentlightning.engine.events import Request, SampledTokens
 from agentlightning.engine.grammar import Matcher
 from agentlightning.engine.sampler import Draw, alternatives
 from agentlightning.engine.slots import SlotPlacement, Slots
+from agentlightning.types.arrays import kept_array
 from agentlightning.types.call import Float32Array, Int32Array
-from agentlightning.types.kept import kept_array
 
 
 @dataclass(slots=True)
@@ -229,3 +236,69 @@ def sampled(
         top_logprobs=top_logprobs,
         kept=kept,
     )
+
+
+_PIECE_FLOPS = 2e10
+"""About a quarter of a second of one core."""
+_SCORED_LOGITS = 2**24
+"""Of a pass in which a prompt is scored: 64 MiB of float32, of which there are a few copies."""
+
+
+def piece_tokens(model: PreTrainedModel) -> int:
+    """Prompt tokens that are computed beside decoding: a piece that takes a CPU about as long as a few steps."""
+    if model.device.type != "cpu":
+        return sys.maxsize
+    return max(int(_PIECE_FLOPS / (2 * sum(p.numel() for p in model.parameters()))), 64)
+
+
+def scored_tokens(vocab_size: int) -> int:
+    """Prompt tokens after each of which logits are kept."""
+    return max(16, _SCORED_LOGITS // vocab_size)
+
+
+def of_like_length(work: list[tuple[int, int]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Slots and how many tokens to compute in each, from pairs of count and slot. Rows of very different lengths do not
+    go into one pass: it would compute mostly padding.
+    """
+    left = sorted(work, reverse=True)
+    while left:
+        longest = left[0][0]
+        batch = [(count, slot) for count, slot in left if 2 * count + 32 >= longest]
+        del left[: len(batch)]
+        counts, slots = np.array(batch).T
+        yield slots, counts
+
+
+_UNFINISHED = "�"
+"""What a token decodes to that is only a part of a character."""
+
+
+class StopStrings:
+    """Looks for stop strings at the end of responses. Special tokens count as text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._pieces: dict[int, str] = {}
+
+    def find(self, response_ids: Int32Array, stop: tuple[str, ...]) -> str | None:
+        """The stop string that the last token completed, if any (the one that begins first)."""
+        if not self._may_complete(int(response_ids[-1]), stop):
+            return None
+        # Every token adds at least one byte, so the string begins at most so many tokens ago. One more, because some
+        # tokenizers drop a leading space of the first token they decode.
+        window = max(len(s.encode()) for s in stop) + 1
+        text = self._decode(response_ids[-window:].tolist())
+        found = [(text.find(s), s) for s in stop if s in text]
+        return min(found)[1] if found else None
+
+    def _may_complete(self, token: int, stop: tuple[str, ...]) -> bool:
+        """Whether a stop string can end inside the token: it holds the string's last character, or part of one."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self._decode([token])
+        return _UNFINISHED in piece or any(s[-1] in piece or s[-1].isspace() for s in stop)
+
+    def _decode(self, ids: list[int]) -> str:
+        text = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str), type(text)
+        return text

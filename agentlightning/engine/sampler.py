@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from agentlightning.types.arrays import MOST_KEPT
 from agentlightning.types.call import Float32Array, Int32Array
-from agentlightning.types.kept import MOST_KEPT
 
 _BELOW_ONE = 1 - 2**-23
 _NONE = np.empty(0, dtype=np.int32)

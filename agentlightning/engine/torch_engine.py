@@ -22,21 +22,30 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from agentlightning.engine.admission import Admission
 from agentlightning.engine.base import Chunk, EngineInfo
 from agentlightning.engine.block_pool import BlockPool
 from agentlightning.engine.contexts import cache_budget, make_contexts
 from agentlightning.engine.events import POLICY, Ended, Event, Failed, PartialSample, Request
 from agentlightning.engine.grammar import Grammars
 from agentlightning.engine.limits import check_bias, check_end_ids, check_engine, check_params, check_prompt
-from agentlightning.engine.pieces import of_like_length, piece_tokens, scored_tokens
 from agentlightning.engine.policies import Adapters, Policies
-from agentlightning.engine.queue import RequestQueue
-from agentlightning.engine.running import Columns, Running, TokenCounters, allowed_tokens, own_draws, sampled, shifts
+from agentlightning.engine.queue import Admission, RequestQueue
+from agentlightning.engine.running import (
+    Columns,
+    Running,
+    StopStrings,
+    TokenCounters,
+    allowed_tokens,
+    of_like_length,
+    own_draws,
+    piece_tokens,
+    sampled,
+    scored_tokens,
+    shifts,
+)
 from agentlightning.engine.sampler import Draw, RowSettings, draw
 from agentlightning.engine.slot_model import SlotModel
 from agentlightning.engine.slots import NOBODY, SlotPlacement, Slots
-from agentlightning.engine.stop_strings import StopStrings
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError
 
 DEFAULT_CONTEXT = 4096

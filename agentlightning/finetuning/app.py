@@ -38,7 +38,7 @@ from agentlightning.finetuning.wire import unwritable
 from agentlightning.gateway.dialects import DIALECTS
 from agentlightning.gateway.dialects.base import openai_error
 from agentlightning.gateway.exchange import Refusal
-from agentlightning.gateway.serving.ahead import ReadAhead, replayed
+from agentlightning.gateway.serving.anonymous import ReadAhead, replayed
 from agentlightning.gateway.serving.http import DisconnectedError, api_key, headers_of, send_json, with_request_id
 from agentlightning.keys import not_empty
 from agentlightning.net.guard import is_local_name

@@ -2,13 +2,18 @@
 
 An attempt is looked up in the store when it is first seen and now and then after; one that is unknown or finished is
 refused. Closing an attempt ends its calls and forgets its session. Not the truth about attempts: that is the store.
+
+Turns on the event loop: what one attempt does at once cannot make the calls of the others wait.
+
+Work on the event loop is done in the order in which it came. An attempt that brings a thousand short pieces of it would
+have them all done before anybody else's next one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,12 +24,11 @@ import msgspec
 
 from agentlightning.errors import StoreError
 from agentlightning.gateway.exchange import Refusal
-from agentlightning.gateway.history.answered import Answered
+from agentlightning.gateway.history.answers import Answered
+from agentlightning.gateway.history.memory import Shared
 from agentlightning.gateway.history.session import Session
-from agentlightning.gateway.history.shared import Shared
 from agentlightning.gateway.prompts import Injected, prompts_in
 from agentlightning.gateway.replay import AttemptReplay, replay_in
-from agentlightning.gateway.turns import Turns
 from agentlightning.rendering.messages import Message
 from agentlightning.store.base import LightningStore
 from agentlightning.types import (
@@ -35,9 +39,8 @@ from agentlightning.types import (
     Rollout,
     RolloutMode,
 )
-from agentlightning.types.left_out import LeftOut
+from agentlightning.types.call import LeftOut, Spent
 from agentlightning.types.rollout import SAMPLING_SEED
-from agentlightning.types.spending import Spent
 
 _ENDED = FINISHED_ATTEMPT - {AttemptStatus.UNRESPONSIVE}
 """An attempt whose worker was only slow may go on."""
@@ -47,6 +50,51 @@ _MOST_LEFT_OUT = 256
 """Fields that are recorded of one attempt, which may send any number of them."""
 _REMEMBERED = 4096
 """How many closed attempts are remembered, to answer late calls and questions about them."""
+
+
+AT_ONCE = 4
+"""Pieces of work of one attempt in each pass of the event loop."""
+IN_A_ROW = 64
+"""After so many, pieces that have waited without a break are done more slowly, at a pace that leaves others room."""
+PAUSE = 0.01
+"""Seconds between them from then on, instead of a pass of the event loop."""
+
+
+class Turns:
+    """Lets `AT_ONCE` pieces of work begin in each pass of the event loop; the rest wait, first come, first served."""
+
+    def __init__(self) -> None:
+        self._left = AT_ONCE
+        self._in_a_row = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def take(self) -> None:
+        """Return when it is this piece's turn: at once, without a pass of the event loop, unless there are many."""
+        loop = asyncio.get_running_loop()
+        if self._left and not self._waiting:
+            if self._left == AT_ONCE:
+                loop.call_soon(self._renew)
+            self._left -= 1
+            return
+        turn = loop.create_future()
+        self._waiting.append(turn)
+        await turn
+
+    def _renew(self) -> None:
+        self._left = AT_ONCE
+        while self._left and self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # cancelled: its client went away
+                turn.set_result(None)
+                self._left -= 1
+        if self._left == AT_ONCE:
+            self._in_a_row = 0
+            return
+        self._in_a_row += AT_ONCE - self._left
+        if self._in_a_row > IN_A_ROW:
+            asyncio.get_running_loop().call_later(PAUSE, self._renew)
+        else:
+            asyncio.get_running_loop().call_soon(self._renew)
 
 
 class AttemptSummary(msgspec.Struct, frozen=True, kw_only=True):

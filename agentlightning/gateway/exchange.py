@@ -10,8 +10,7 @@ import msgspec
 from agentlightning.engine.base import PromptLogprobs
 from agentlightning.errors import GatewayError
 from agentlightning.rendering.messages import Message, Tool
-from agentlightning.types.call import Float32Array, Int32Array
-from agentlightning.types.left_out import LeftOut
+from agentlightning.types.call import Float32Array, Int32Array, LeftOut
 
 
 class ToolCall(msgspec.Struct, frozen=True):

@@ -18,10 +18,9 @@ from agentlightning.errors import ConfigError, ConflictError, GatewayError, NotF
 from agentlightning.gateway.attempts import Attempts, AttemptSummary, LiveAttempt
 from agentlightning.gateway.dialects import DIALECTS, Dialect
 from agentlightning.gateway.exchange import Refusal
-from agentlightning.gateway.history.memory import SessionBudget
+from agentlightning.gateway.history.memory import SessionBudget, Shared
 from agentlightning.gateway.history.restore import restore
 from agentlightning.gateway.history.session import Session
-from agentlightning.gateway.history.shared import Shared
 from agentlightning.gateway.large.requests import LargeRequests
 from agentlightning.gateway.large.wire import Measure
 from agentlightning.gateway.limits import RequestLimits, freeze_heap
@@ -50,8 +49,8 @@ from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import Message
 from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM, AttemptStatus, Outcome, ProxyLLM
+from agentlightning.types.call import Spent
 from agentlightning.types.ids import random_hex
-from agentlightning.types.spending import Spent
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import msgspec
 from agentlightning.gateway.dialects.base import Dialect
 from agentlightning.gateway.exchange import CallRequest
 from agentlightning.rendering.messages import Message
-from agentlightning.types.left_out import LeftOut
+from agentlightning.types.call import LeftOut
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentlightning.learner.base import LearnerOptions, PackedBatch
-from agentlightning.learner.flex_tree import plan_flex
-from agentlightning.learner.tree_attention import plan_tree, tree_attention
+from agentlightning.learner.tree_attention import plan_flex, plan_tree, tree_attention
 from agentlightning.learner.tree_recurrence import plan_recurrence, recurrent_layers, tree_recurrence
 
 ROW_TOKENS = 8192

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from agentlightning.errors import ConfigError, ModelError
-from agentlightning.learner.merging import merged
+from agentlightning.learner.policy import merged
 
 ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
 """By the model type of a Hugging Face configuration, the name in `gguf.MODEL_ARCH`."""

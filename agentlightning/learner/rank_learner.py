@@ -5,16 +5,23 @@ its part, and all have the results. Parameters, gradients and the optimiser's st
 al., PyTorch FSDP, arXiv 2304.11277; Rajbhandari et al., ZeRO, arXiv 1910.02054, stage 3): a layer's weights are whole
 while it computes. The numbers are those of one rank but for the order of sums.
 
-With `tensor_parallel` so many neighbouring ranks compute each part together (`tensor_parallel`), and weights are shared
+With `tensor_parallel` so many neighbouring ranks compute each part together, and weights are shared
 out among all.
 
 Shape letters: E loss entries.
+
+Tensor parallelism: ranks that share a row, each with some of every layer's heads and of its MLP's width.
+
+Which linear layers are cut, and which way, is in a model's own plan (transformers' `base_model_tp_plan`; Shoeybi et
+al., Megatron-LM, arXiv 1909.08053): "colwise" ones have some of their outputs on each rank, the "rowwise" ones behind
+them some of their inputs, and what they give is summed over the ranks. All else each rank computes alike.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,19 +29,26 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentlightning.errors import ConfigError, ModelError
 from agentlightning.learner.base import LearnerOptions, LossConfig, PackedBatch, PassResult
 from agentlightning.learner.catalog import compares_siblings
-from agentlightning.learner.forward import Scores, why_no_tree
+from agentlightning.learner.forward import Scores, decoder_of, why_no_tree
 from agentlightning.learner.optimizer import whole
+from agentlightning.learner.packing import RankPart, split_batch
 from agentlightning.learner.policy import Policy
-from agentlightning.learner.split import RankPart, split_batch
-from agentlightning.learner.tensor_parallel import check_parallel, spread
 from agentlightning.learner.torch_learner import TorchLearner
 from agentlightning.learner.trial import measure, relative_error, tolerance, try_trees
 from agentlightning.types.call import Float32Array
@@ -54,7 +68,7 @@ class Sharded(nn.Module):
         if tensor_parallel > 1:
             # Sums over both dimensions are two operations; each rank would say that one were faster.
             logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-            spread(model, meshes["layers"])
+            _spread(model, meshes["layers"])
         mesh = meshes["parts"]
         for layer in model.modules():
             if isinstance(layer, GradientCheckpointingLayer):
@@ -82,7 +96,7 @@ class RankLearner(TorchLearner):
             raise ConfigError("A critic is trained on one rank: leave `ranks` out, or take credit='broadcast'.")
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self._tensor_parallel = tensor_parallel
-        check_parallel(policy.model, tensor_parallel)
+        _check_parallel(policy.model, tensor_parallel)
         reason = why_no_tree(policy.model, 1)
         if reason is None:
             options, reason = try_trees(policy.model, options)
@@ -183,3 +197,65 @@ def _rows(reason: str) -> str:
     return (
         f"This model cannot be trained over several ranks, which compute trees only: {reason.rstrip('.')}. Set ranks=1."
     )
+
+
+_BY_HEAD = "replicated_with_grad_allreduce"
+"""Of a norm that is the same for all heads, and that each rank computes for its own: gradients are summed."""
+_STYLES: Mapping[str, ParallelStyle] = {
+    "colwise": ColwiseParallel(),
+    "rowwise": RowwiseParallel(),
+    "colwise_gather_output": ColwiseParallel(output_layouts=Replicate()),
+    "rowwise_split_input": RowwiseParallel(input_layouts=Replicate()),
+    _BY_HEAD: SequenceParallel(sequence_dim=2, use_local_output=True),
+}
+_ADAPTERS = {"colwise": "lora_B", "rowwise": "lora_A"}
+"""Which half of a low-rank adapter is cut as the layer that it is on is; the other one is whole on each rank."""
+
+
+def _check_parallel(model: PreTrainedModel, ranks: int) -> None:
+    """Raises ConfigError where so many ranks cannot share a model's layers."""
+    if ranks > 1 and (reason := _why_not(model, ranks)):
+        raise ConfigError(f"tensor_parallel={ranks} does not go with this model: {reason}. Leave it out.")
+
+
+def _spread(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Cut the model's layers, which have been checked, over the ranks of a mesh; each keeps its share of their
+    parameters.
+    """
+    decoder, plan = decoder_of(model), _plan(model)
+    for name, module in list(decoder.named_modules()):
+        style = next((style for layers, style in plan.items() if fnmatch.fnmatchcase(name, layers)), None)
+        if style is None:
+            continue
+        if isinstance(base := getattr(module, "base_layer", None), nn.Module):
+            _cut(base, mesh, style)
+            for half in getattr(module, _ADAPTERS.get(style, ""), {}).values():
+                _cut(half, mesh, style)
+        else:
+            _cut(module, mesh, style)
+
+
+def _why_not(model: PreTrainedModel, ranks: int) -> str | None:
+    config = model.config.get_text_config()
+    plan = _plan(model)
+    if not plan:
+        return f"{type(model).__name__} has no plan for it"
+    if unknown := sorted(set(plan.values()) - set(_STYLES)):
+        return f"its layers are to be cut in a way that is not known here ({', '.join(unknown)})"
+    heads = (config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    if "colwise" in plan.values() and any(number % ranks for number in heads):
+        return f"its {heads[0]} heads, and {heads[1]} of keys and values, are not multiples of {ranks}"
+    if any(getattr(module, "lora_magnitude_vector", None) for module in model.modules()):
+        return "its adapter is a DoRA"
+    return None
+
+
+def _plan(model: PreTrainedModel) -> Mapping[str, str]:
+    return getattr(model.config.get_text_config(), "base_model_tp_plan", None) or {}
+
+
+def _cut(module: nn.Module, mesh: DeviceMesh, style: str) -> None:
+    trained = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+    parallelize_module(module, mesh, _STYLES[style], src_data_rank=None)  # all ranks have loaded the same
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(trained[name])

@@ -1,6 +1,12 @@
 """The torch learner: packed token trees → gradients → AdamW steps, on a Hugging Face model. Synchronous.
 
 Shape letters: E loss entries.
+
+A reference that follows the policy: now and then it moves a share of the way to it.
+
+    π_ref ← α π + (1 − α) π_ref, in the weights (TR-DPO: Gorbatovski et al., arXiv 2404.09656, eq. 3 and 4)
+
+With α = 1 it is replaced (a refresh); with a small α in every step it is an exponential moving average of the policy.
 """
 
 from __future__ import annotations
@@ -34,7 +40,6 @@ from agentlightning.learner.loss import Entries, compute_loss
 from agentlightning.learner.noise import Half, noise_measures, sampled
 from agentlightning.learner.optimizer import Optimizer
 from agentlightning.learner.policy import Policy, load_model, refuse_other_tokens
-from agentlightning.learner.reference import move, paired, put
 from agentlightning.learner.routing import RoutingReplay
 from agentlightning.learner.trial import relative_error, tolerance, try_trees, why_not, worst_error
 from agentlightning.models.weights import older_than
@@ -239,7 +244,7 @@ class TorchLearner:
         """Take the reference this share of the way to the policy."""
         if self.options.reference is None:
             raise ConfigError("This learner has no reference model; it is made with LearnerOptions(reference=…).")
-        move(paired(self.policy, self._reference), share)
+        _move_reference(_paired_with_reference(self.policy, self._reference), share)
         self._moved = True
 
     def save_state(self, path: str | Path) -> None:
@@ -254,7 +259,7 @@ class TorchLearner:
         if self._critic is not None:
             state["critic"] = self._critic.state()
         if self._moved:
-            state["reference"] = [kept for kept, _ in paired(self.policy, self._reference)]
+            state["reference"] = [kept for kept, _ in _paired_with_reference(self.policy, self._reference)]
         return state
 
     def load_state(self, path: str | Path) -> None:
@@ -272,7 +277,7 @@ class TorchLearner:
         if self._critic is not None and "critic" in state:
             self._critic.load(state["critic"])
         if "reference" in state:
-            put(paired(self.policy, self._reference), state["reference"])
+            _put_reference(_paired_with_reference(self.policy, self._reference), state["reference"])
             self._moved = True
         self.policy.version = state["version"]
 
@@ -372,3 +377,36 @@ def _older(place: Path) -> str:
     """The older checkpoint to go on from, where the place is in one."""
     checkpoint = next((p for p in (place, *place.parents) if (p / "checkpoint.json").is_file()), None)
     return "" if checkpoint is None else f" {older_than(checkpoint, resuming=True)} Name it with --resume."
+
+
+_ReferencePairs = list[tuple[Tensor, Tensor]]
+
+
+def _paired_with_reference(policy: Policy, reference: PreTrainedModel | None) -> _ReferencePairs:
+    """Each tensor of the reference with the policy's. An adapter's reference is an adapter beside it, which begins as
+    one that changes nothing where it was the model beneath.
+
+    Raises ConfigError for a reference of another shape than the policy.
+    """
+    if reference is None:
+        return policy.reference_pairs()
+    if policy.peft is not None:
+        raise ConfigError("The reference is a whole model and the policy an adapter, so it cannot follow the policy.")
+    ours, theirs = dict(policy.model.named_parameters()), dict(reference.named_parameters())
+    if {n: p.shape for n, p in ours.items()} != {n: p.shape for n, p in theirs.items()}:
+        raise ConfigError("The reference has other layers than the policy, so it cannot follow it.")
+    return [(theirs[name], ours[name]) for name in theirs]
+
+
+def _move_reference(pairs: _ReferencePairs, share: float) -> None:
+    """Take the reference this share of the way to the policy."""
+    with torch.no_grad():
+        for kept, now in pairs:
+            kept.lerp_(now.to(kept.dtype), share)
+
+
+def _put_reference(pairs: _ReferencePairs, saved: Sequence[Tensor]) -> None:
+    """Let the reference be what was saved of it."""
+    with torch.no_grad():
+        for (kept, _), tensor in zip(pairs, saved, strict=True):
+            kept.copy_(tensor)

@@ -10,10 +10,9 @@ from typing import Any, overload
 
 from agentlightning.arguments import explained
 from agentlightning.errors import ConfigError
-from agentlightning.litagent.litagent import LitAgent, RolloutResult
-from agentlightning.litagent.resources import GivenResources
+from agentlightning.litagent.litagent import GivenResources, LitAgent, RolloutResult
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, PromptTemplate, ProxyLLM, Resource
-from agentlightning.types.sibling import GroupReward
+from agentlightning.types.data import GroupReward
 
 Function = Callable[..., Any]
 

@@ -1,4 +1,10 @@
-"""`LitAgent`: the class form of an agent. It knows its task and its resources, nothing of stores or training."""
+"""`LitAgent`: the class form of an agent. It knows its task and its resources, nothing of stores or training.
+
+The resources as an agent is given them: a dictionary whose errors say what there is.
+
+Class-based agents of older scripts read `resources["main_llm"]`, newer ones `resources["llm"]`: both names mean the one
+endpoint that is there.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from agentlightning.arguments import explained
-from agentlightning.errors import ConfigError
+from agentlightning.errors import ConfigError, UnknownResourceError
 from agentlightning.keys import ALL_SCOPES
-from agentlightning.types import AttemptedRollout, NamedResources, RolloutMode, Span, Triplet
-from agentlightning.types.sibling import GroupReward
+from agentlightning.types import AttemptedRollout, NamedResources, Resource, RolloutMode, Span, Triplet
+from agentlightning.types.data import GroupReward
 
 T = TypeVar("T")
 _METHODS = ("rollout", "training_rollout", "validation_rollout")
@@ -130,3 +136,30 @@ def _by_name(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _overridden(cls: type, name: str) -> bool:
     return inspect.getattr_static(cls, name) is not inspect.getattr_static(LitAgent, name)
+
+
+_SAME = {"llm": "main_llm", "main_llm": "llm"}
+
+
+class GivenResources(dict[str, Resource]):
+    """See the module's docstring."""
+
+    def __missing__(self, name: str) -> Resource:
+        other = _SAME.get(name, "")
+        if dict.__contains__(self, other):
+            return self[other]
+        there = ", ".join(repr(known) for known in self) or "none"
+        raise UnknownResourceError(
+            f"There is no resource {name!r}; there are: {there}. Use one of these names, or give the resource with "
+            f"Trainer(initial_resources={{{name!r}: …}})."
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return dict.__contains__(self, name) or dict.__contains__(self, _SAME.get(str(name), ""))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The resource of this name, or `default`."""
+        try:
+            return self[name]
+        except UnknownResourceError:
+            return default

@@ -5,10 +5,13 @@ from agentlightning.metrics.console import (
     RichConsole as RichConsole,
     SilentConsole as SilentConsole,
 )
-from agentlightning.metrics.jsonl import JsonlSink as JsonlSink, read_metrics as read_metrics
 from agentlightning.metrics.plot import plot_curve as plot_curve
-from agentlightning.metrics.reporter import Reporter as Reporter
-from agentlightning.metrics.sink import Sink as Sink
+from agentlightning.metrics.sink import (
+    JsonlSink as JsonlSink,
+    Reporter as Reporter,
+    Sink as Sink,
+    read_metrics as read_metrics,
+)
 from agentlightning.metrics.store import StoreSink as StoreSink
 
 __all__: list[str]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agentlightning.errors import missing_extra
 from agentlightning.files import open_private
-from agentlightning.metrics.jsonl import read_metrics
+from agentlightning.metrics.sink import read_metrics
 
 
 def plot_curve(metrics_file: Path, picture: Path, title: str) -> None:

@@ -7,14 +7,27 @@
     Trainer(sinks=[MySink()])
 
 Methods are called in the order things happen, one at a time, and should return soon: the training loop waits.
+
+The reporter: where an algorithm sends what it measures and what it has to say. It hands all of it to the sinks.
+
+`metrics.jsonl`: one line per step, always written; a resumed run goes on in the same file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from agentlightning.errors import ConfigError
+from agentlightning.files import atomic_write, open_private, reason_of_file
+from agentlightning.metrics.catalogue import METRICS
+from agentlightning.reading import parsed_json, read_text
 from agentlightning.types import Run
+
+logger = logging.getLogger(__name__)
 
 Columns = Sequence[tuple[str, str, str]]
 """Metric, title and format of each column of a table."""
@@ -50,3 +63,110 @@ class Sink:
 
     def close(self) -> None:
         """The run is over; nothing comes after this."""
+
+
+class Reporter(Sink):
+    """Hands everything to each of its sinks, in their order.
+
+    `guests` are the user's own sinks: one that raises is reported and hears no more, and the run goes on.
+    """
+
+    def __init__(self, *sinks: Sink, guests: Sequence[Sink] = ()) -> None:
+        self._sinks = sinks
+        self._guests = list(guests)
+        self._gauges: Callable[[], Mapping[str, Any]] = dict
+
+    def measure_too(self, gauges: Callable[[], Mapping[str, Any]]) -> None:
+        """Read these with every step, whatever the algorithm reports."""
+        self._gauges = gauges
+
+    def _tell(self, what: Callable[[Sink], None]) -> None:
+        for sink in self._sinks:
+            what(sink)
+        for guest in list(self._guests):
+            try:
+                what(guest)
+            except Exception:  # a tracker that is down is no reason to stop training
+                self._guests.remove(guest)
+                logger.exception("The sink %s failed, and gets nothing more.", type(guest).__name__)
+
+    def start(self, run: Run) -> None:
+        self._tell(lambda sink: sink.start(run))
+
+    def columns(self, columns: Columns) -> None:
+        self._tell(lambda sink: sink.columns(columns))
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        whole = {**metrics, **self._gauges()}
+        self._tell(lambda sink: sink.step(whole))
+
+    def status(self, text: str) -> None:
+        self._tell(lambda sink: sink.status(text))
+
+    def note(self, text: str) -> None:
+        self._tell(lambda sink: sink.note(text))
+
+    def warn(self, text: str) -> None:
+        self._tell(lambda sink: sink.warn(text))
+
+    def verdict(self, text: str) -> None:
+        self._tell(lambda sink: sink.verdict(text))
+
+    def event(self, name: str, data: Mapping[str, Any]) -> None:
+        self._tell(lambda sink: sink.event(name, data))
+
+    def close(self) -> None:
+        self._tell(lambda sink: sink.close())
+
+
+METRICS_FILE = "metrics.jsonl"
+RUN_FILE = "run.json"
+"""What the run is, beside them in its folder."""
+
+
+class JsonlSink(Sink):
+    """Appends a line per step. Opening it to resume before step n drops the lines of steps from n on."""
+
+    def __init__(self, path: Path, first_step: int = 0) -> None:
+        self.path = path
+        kept = [m for m in read_metrics(path) if m["step"] < first_step] if path.exists() else []
+        atomic_write(path, "".join(json.dumps(m) + "\n" for m in kept))
+        self._file = open_private(path, "a", encoding="utf-8")
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(metrics) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+_BYTES = 2**29
+"""Of a metrics file."""
+_LISTS_AND_TEXTS = ("tasks", "groups", "outcomes", "note")
+"""Metrics that are no numbers."""
+_NUMBERS = frozenset(metric.name for metric in METRICS) - {*_LISTS_AND_TEXTS}
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Reads all complete lines of a metrics file. An unfinished last line is skipped. Raises ConfigError, with the
+    line, for a file that no run writes: it was damaged, or somebody else wrote it."""
+    try:
+        lines = read_text(path, _BYTES).split("\n")[:-1]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {reason_of_file(error)}.") from None
+    return [metrics_row(line, f"{path} is damaged: line {number}") for number, line in enumerate(lines, 1)]
+
+
+def metrics_row(line: str, where: str) -> dict[str, Any]:
+    """The metrics of a step. Raises ConfigError, which says where, for a line that no run writes."""
+    try:
+        row = parsed_json(line)
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int) or not 0 <= row["step"] < 2**53:
+            raise ValueError("it is no object with the number of a step")
+        for name, value in row.items():
+            if (name in _NUMBERS or "/" in name) and not isinstance(value, int | float | None):
+                raise ValueError(f"{name[:60]!r} is no number")
+    except ValueError as error:
+        raise ConfigError(f"{where} is no step: {error}. Delete that line; the others can be read.") from None
+    return row

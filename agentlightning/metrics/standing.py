@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from agentlightning.files import atomic_write
-from agentlightning.metrics.jsonl import RUN_FILE
+from agentlightning.metrics.sink import RUN_FILE
 from agentlightning.reading import read_object
 from agentlightning.types import Run, RunStatus
 

@@ -14,8 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from agentlightning.models.hardware import GIB, GPUS, Hardware
-from agentlightning.models.memory import cache_bytes
+from agentlightning.models.hardware import GIB, GPUS, Hardware, cache_bytes
 from agentlightning.models.shape import BYTES_OF, ModelShape
 
 LEARNING_SHARE, GPU_LEARNING_SHARE = 0.35, 0.15

@@ -2,17 +2,27 @@
 
 Counts are those of the usual decoder (attention with grouped keys, a gated MLP or experts): right within a few percent,
 good enough to choose a learning rate or to see that a model does not fit.
+
+Asking the Hugging Face hub for a model's config.json: quickly, and with words where it cannot be had.
+
+Left alone, the hub's client tries for half a minute to reach a host that is not there, and for a name that was a typo.
+
+Sizes that people speak of by their number alone, as the configurations of widely used open models have them.
 """
 
 from __future__ import annotations
 
 import math
+import re
+import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
+from agentlightning.errors import ModelError
 from agentlightning.models import base_of_adapter, resolve_model
-from agentlightning.models.hub import config_from_hub
 from agentlightning.reading import read_object
 
 BYTES_OF = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -117,7 +127,7 @@ def read_shape(model: str | Path) -> ModelShape | None:
         with base_of_adapter(Path(place)) as name:
             base = read_shape(name)
         return base and replace(base, adapter=True)
-    file = Path(place) / "config.json" if Path(place).is_dir() else config_from_hub(place)
+    file = Path(place) / "config.json" if Path(place).is_dir() else _config_from_hub(place)
     try:
         return None if file is None else shape_of(read_object(file))
     except (KeyError, TypeError, ValueError, OSError):
@@ -155,3 +165,116 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
 def count_of(parameters: int) -> str:
     """For people: so many million or billion."""
     return f"{parameters / 1e9:.1f} billion" if parameters >= 1e9 else f"{parameters / 1e6:.1f} million"
+
+
+_SECONDS = 5.0
+
+
+def _config_from_hub(name: str) -> Path | None:
+    """The config.json of a Hugging Face id, from the cache or downloaded; None where the hub's client is not installed.
+
+    Raises ModelError that says why it cannot be had.
+    """
+    try:
+        from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+        from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+    except ImportError:
+        return None
+    try:
+        cached = try_to_load_from_cache(name, "config.json")
+        if isinstance(cached, str):
+            return Path(cached)
+        if constants.HF_HUB_OFFLINE:
+            raise _not_here(name, "and HF_HUB_OFFLINE=1 forbids to look for it on the Hugging Face hub")
+        if not _reachable(constants.ENDPOINT):
+            raise _not_here(name, f"and the Hugging Face hub ({constants.ENDPOINT}) cannot be reached from here")
+        return Path(hf_hub_download(name, "config.json", etag_timeout=_SECONDS))
+    except GatedRepoError:
+        raise ModelError(
+            f"'{name}' could not be loaded: its owners ask who uses it. Accept their terms at "
+            f"{constants.ENDPOINT}/{name}, then run: hf auth login"
+        ) from None
+    except RepositoryNotFoundError:
+        raise _not_here(name, "nor on the Hugging Face hub (or it is private: hf auth login)") from None
+    except (HFValidationError, HfHubHTTPError, OSError) as error:
+        raise _not_here(name, f"and the hub answered: {str(error).splitlines()[0]}") from None
+
+
+def _not_here(name: str, why: str) -> ModelError:
+    folder = Path(name).parent
+    mistyped = f" The folder '{folder}' is here, but there is no '{Path(name).name}' in it." if folder.is_dir() else ""
+    return ModelError(
+        f"The model '{name}' could not be loaded: it is neither in this directory nor downloaded, {why}.{mistyped} "
+        "Check the name, or give a directory with a model, or 'calc', which ships with the package."
+    )
+
+
+def _reachable(endpoint: str) -> bool:
+    """Whether the host answers at all. Behind a proxy only the proxy knows."""
+    if getproxies():
+        return True
+    url = urlsplit(endpoint)
+    port = url.port or (443 if url.scheme == "https" else 80)
+    try:
+        with socket.create_connection((url.hostname or "", port), timeout=_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def _decoder(hidden: int, layers: int, heads: int, keys: int, inner: int, *, tied: bool, **more: int) -> ModelShape:
+    return shape_of(
+        {
+            "hidden_size": hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": keys,
+            "head_dim": 128,
+            "intermediate_size": inner,
+            "vocab_size": 151_936,
+            "tie_word_embeddings": tied,
+            "max_position_embeddings": 40_960,
+            **more,
+        }
+    )
+
+
+SIZES = {
+    "135m": _decoder(576, 30, 9, 3, 1536, tied=True, head_dim=64, vocab_size=49_152, max_position_embeddings=8192),
+    "0.6b": _decoder(1024, 28, 16, 8, 3072, tied=True),
+    "1.7b": _decoder(2048, 28, 16, 8, 6144, tied=True),
+    "4b": _decoder(2560, 36, 32, 8, 9728, tied=True),
+    "8b": _decoder(4096, 36, 32, 8, 12_288, tied=False),
+    "14b": _decoder(5120, 40, 40, 8, 17_408, tied=False),
+    "30b-a3b": _decoder(
+        2048, 48, 32, 4, 6144, tied=False, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8
+    ),
+    "32b": _decoder(5120, 64, 64, 8, 25_600, tied=False),
+    "70b": _decoder(8192, 80, 64, 8, 28_672, tied=False, vocab_size=128_256, max_position_embeddings=131_072),
+}
+"""Qwen3's, but for 135m (SmolLM2) and 70b (Llama 3)."""
+
+TRIED = {"HuggingFaceTB/SmolLM2-135M-Instruct": ("135m", "agl demo sentiment trains an adapter on it")}
+"""Hugging Face ids whose weights were trained here: their size, and by what."""
+
+
+def is_size(model: str) -> bool:
+    """Whether this is a size, and no folder of that name."""
+    return model.lower() in SIZES and not Path(model).exists()
+
+
+def known_shape(model: str) -> ModelShape:
+    """Of a size such as `8B`, a shipped model, a directory or a Hugging Face id.
+
+    Raises ModelError for what is none of these, or has no configuration that can be understood.
+    """
+    if is_size(model):
+        return SIZES[model.lower()]
+    if re.fullmatch(r"\d+(\.\d+)?[bm]", model.lower()) and not Path(model).exists():
+        raise ModelError(f"There is no size {model!r} here. Give the next larger one: {', '.join(SIZES)}.")
+    shape = read_shape(model)
+    if shape is None:
+        raise ModelError(
+            f"The configuration of '{model}' does not say its sizes. Give a size instead: {', '.join(SIZES)}."
+        )
+    return shape

@@ -1,4 +1,7 @@
-"""Loading the rendering of a model: which renderer fits it, proved on probe conversations before it is trusted."""
+"""Loading the rendering of a model: which renderer fits it, proved on probe conversations before it is trusted.
+
+What a renderer is tried on before it is trusted with a model.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,8 @@ from typing import Any
 from agentlightning.errors import ModelError
 from agentlightning.rendering.base import RenderingSource
 from agentlightning.rendering.library import BARE, MARKED, RenderersRendering
-from agentlightning.rendering.probes import PROBE_TOOLS, agrees, tools_survive
-from agentlightning.rendering.template import FORMATS, Format, TemplateRenderer
-from agentlightning.rendering.template_check import check_template, trouble_with_tools
+from agentlightning.rendering.messages import Message, Tool
+from agentlightning.rendering.template import FORMATS, Format, TemplateRenderer, check_template, trouble_with_tools
 from agentlightning.rendering.tokenizer import load_tokenizer, model_directory, read_json, stop_tokens
 
 logger = logging.getLogger(__name__)
@@ -59,7 +61,7 @@ def _load(path: str, renderer: str | None) -> RenderersRendering:
         if candidate == "gpt-oss" and len(tokenizer.get_vocab()) < _HARMONY_TOKENS:
             continue  # it would fetch its vocabulary from the network only to disagree
         found = _try(candidate, options, tokenizer)
-        if found is not None and agrees(found, tokenizer):
+        if found is not None and _agrees(found, tokenizer):
             logger.info("%s is rendered by '%s', which agrees with its chat template.", path, candidate)
             return _finished(candidate, options, tokenizer, found, path)
     return _by_template(tokenizer, path, options)
@@ -89,7 +91,7 @@ def doubt_about(path: str, renderer: str) -> str | None:
     except ModelError as error:
         return f"{unchecked}, without a check: {error} Where the model is served by its template, it will fail."
     created = _try(renderer, read_json(model_directory(path) / SETTINGS_FILE).get("renderer_options", {}), tokenizer)
-    if created is None or agrees(created, tokenizer):
+    if created is None or _agrees(created, tokenizer):
         return None
     return (
         f"{unchecked}, but writes other prompts than the chat template of {path}, which says how the model was taught. "
@@ -112,7 +114,7 @@ def _named(name: str, options: Mapping[str, Any], tokenizer: Any, path: str) -> 
 
 def _finished(name: str, options: Mapping[str, Any], tokenizer: Any, renderer: Any, path: str) -> RenderersRendering:
     keeping = _try(name, {"thinking_retention": "all", **options}, tokenizer)
-    if not tools_survive(renderer):
+    if not _tools_survive(renderer):
         raise ModelError(
             f"Tool calls of {path} cannot be read back with the renderer '{name}'. Give the one that fits as "
             "`renderer`, or 'default' if the agents use no tools."
@@ -145,7 +147,7 @@ def _by_template(
     for name, parsers, format in ways:
         vary = partial(_template_renderers, tokenizer, path, {**parsers, **options}, format)
         made = vary({})
-        if tools_survive(made[0]):
+        if _tools_survive(made[0]):
             logger.info("%s is rendered by its chat template; tool calls are read as '%s' writes them.", path, name)
             return RenderersRendering(
                 "default",
@@ -159,7 +161,7 @@ def _by_template(
                 vary=vary,
             )
     if tools_required:
-        broken = trouble_with_tools(tokenizer, path, PROBE_TOOLS)
+        broken = trouble_with_tools(tokenizer, path, _PROBE_TOOLS)
         raise ModelError(
             f"{broken + ' ' if broken else ''}It is not known how {path} writes tool calls, so an agent's tools would "
             f"silently not work. Give as `renderer` the one that fits ({', '.join(_candidates())}), or 'default' if "
@@ -248,3 +250,78 @@ def _try(name: str, options: Mapping[str, Any], tokenizer: Any) -> Any | None:
         return _create(name, options, tokenizer)
     except (AssertionError, ValueError, KeyError, TypeError, AttributeError, ImportError, OSError, ModelError):
         return None
+
+
+_TOOL: Tool = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    },
+}
+_PROBE_TOOLS: tuple[Tool, ...] = (_TOOL,)
+_SYSTEM: Message = {"role": "system", "content": "Be brief."}
+_USER: Message = {"role": "user", "content": "Add one to 2."}
+_ASKS: Message = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "call00001", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}],
+}
+_RESULT: Message = {"role": "tool", "content": "3", "tool_call_id": "call00001", "name": "add"}
+_ANSWER: Message = {"role": "assistant", "content": "It is 3."}
+
+_PROBES: tuple[tuple[list[Message], list[Tool] | None], ...] = (
+    ([_USER], None),
+    ([_SYSTEM, _USER], None),
+    ([_SYSTEM, _USER, _ANSWER, _USER], None),
+    ([_USER], [_TOOL]),
+    ([_SYSTEM, _USER], [_TOOL]),
+    ([_SYSTEM, _USER, _ASKS, _RESULT], [_TOOL]),
+)
+
+
+def _agrees(renderer: Any, tokenizer: Any) -> bool:
+    """Whether a renderer gives the chat template's tokens on every probe that the template accepts, and on most of
+    them.
+    """
+    from jinja2 import TemplateError
+
+    agreed = 0
+    for messages, tools in _PROBES:
+        try:
+            wanted = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False)
+        except (TemplateError, TypeError, ValueError):
+            continue
+        try:
+            got = renderer.render_ids(messages, tools=tools, add_generation_prompt=True)
+        except (AssertionError, TemplateError, ValueError, KeyError, TypeError, AttributeError):
+            return False
+        if list(got) != list(wanted):
+            return False
+        agreed += 1
+    return agreed > len(_PROBES) // 2
+
+
+def _tools_survive(renderer: Any) -> bool:
+    """Whether a tool call that was rendered is read back as the same call."""
+    from jinja2 import TemplateError
+
+    wanted = [("add", {"a": 2}, "ok")]
+    try:
+        prompt = list(renderer.render_ids([_USER], tools=[_TOOL], add_generation_prompt=False))
+        prompt = list(renderer.render_ids([_USER], tools=[_TOOL], add_generation_prompt=True))
+        whole = list(renderer.render_ids([_USER, _ASKS], tools=[_TOOL], add_generation_prompt=False))
+        # A response begins where the prompt ends; where the prompt begins it otherwise (GPT-OSS: with a thought), the
+        # whole turn is read.
+        for start in (_common(prompt, whole), _common(prompt, whole)):
+            parsed = renderer.parse_response(whole[start:], tools=[_TOOL], prompt_ids=whole[:start])
+            if [(c.name, c.arguments, c.status) for c in parsed.tool_calls] == wanted:
+                return True
+    except (AssertionError, TemplateError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return False
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from agentlightning.backend.ray.cluster import Placement, reserve, this_machine
+from agentlightning.backend.ray.cluster import Need, Placement, reserve, this_machine
 from agentlightning.backend.ray.elastic import LOOK_SECONDS, Look, seen_every
-from agentlightning.backend.ray.needs import Need
 from agentlightning.backend.ray.options import RayOptions
 from agentlightning.errors import AgentLightningError, StoreError, message_of, message_of_ray
 from agentlightning.runner.remote import Address, serve_rollouts

@@ -1,17 +1,27 @@
-"""How an attempt ended: its outcome, and the words for what went wrong. Pure."""
+"""How an attempt ended: its outcome, and the words for what went wrong. Pure.
+
+What an agent's exception probably means here: the mistakes that everybody makes once, and what mends them.
+
+Clients are told apart by the names of their errors: none of them is imported.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from ssl import SSLError
 from typing import Protocol
+from urllib.error import HTTPError
+from urllib.request import getproxies, proxy_bypass
 
-from agentlightning.errors import message_of
+from agentlightning.errors import AgentError, AgentLightningError, message_of
 from agentlightning.frames import is_library
 from agentlightning.keys import redacted
-from agentlightning.runner.hints import OWN_KEY, hint_for, hint_of_task, hint_with_calls, hint_without_calls
 from agentlightning.store.operations.codec import readable
 from agentlightning.types import Outcome
 
@@ -118,7 +128,7 @@ def _with_hint(ending: Ending, *, was_called: bool) -> Ending:
     hint = (hint_with_calls if was_called else hint_without_calls)(ending.exception)
     if not hint or not ending.error:
         return ending
-    message, _, way = ending.error.replace(f"\n{OWN_KEY}", "" if was_called else f"\n{OWN_KEY}").partition("\n")
+    message, _, way = ending.error.replace(f"\n{_OWN_KEY}", "" if was_called else f"\n{_OWN_KEY}").partition("\n")
     return replace(ending, error="\n".join(filter(None, (message, hint, way))))
 
 
@@ -138,7 +148,7 @@ def describe(error: BaseException, task: object = None) -> str:
     """The message, what it probably comes from, and the way through the user's own files (or, if none, all files)."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
     own = [f for f in frames if not is_library(f.filename)]
-    hint, trace = hint_for(error) or hint_of_task(error, task), "".join(traceback.format_list(own or frames))
+    hint, trace = hint_for(error) or _hint_of_task(error, task), "".join(traceback.format_list(own or frames))
     sentence = "\n".join(filter(None, (": ".join(filter(None, (type(error).__name__, message_of(error)))), hint)))
     text = redacted(f"{sentence}\n{trace}".rstrip())
     if not isinstance(error, BaseExceptionGroup):
@@ -155,3 +165,244 @@ def storable(text: str | None) -> str | None:
         half = MOST_CHARACTERS // 2
         text = f"{text[:half]}\n… {dropped} characters left out …\n{text[-half:]}"
     return readable(text)
+
+
+OWN_ADDRESS = (
+    "Its client talks to another address than the model's. Give it the endpoint of the rollout:  "
+    "OpenAI(base_url=llm.endpoint, api_key=llm.api_key)  and  model=llm.model."
+)
+_OWN_KEY = (
+    "No account is needed, and no environment variable: give the client the key of the rollout,  "
+    "OpenAI(base_url=llm.endpoint, api_key=llm.api_key). Anthropic(…) takes the same two."
+)
+_OTHER_KEY = (
+    "The model in training had answered already, so this client is another one's, of a judge or a tool: give it its "
+    "own address and key. Or name the judge, Trainer(models={'judge': agl.Provider(base_url=…, api_key=…)}), and ask "
+    "for model='judge' at llm.endpoint."
+)
+_OTHER_ADDRESS = (
+    "The model in training had answered already, so this is another address, of a judge or a tool, and nothing answers "
+    "there: look at its base_url."
+)
+_ADDRESS_OF_A_PROGRAM = (
+    "None of its model calls arrived. A program finds the model in its environment: OPENAI_BASE_URL, OPENAI_API_KEY "
+    "and OPENAI_MODEL (and the same of ANTHROPIC_ and GEMINI_). OpenAI() without arguments reads the first two."
+)
+_NO_SUCH_PART = (
+    "What the agent is given as llm has three parts: OpenAI(base_url=llm.endpoint, api_key=llm.api_key)  and  "
+    "model=llm.model."
+)
+_AWAIT_IT = "`await` is missing in front of the call that gave this coroutine."
+_IN_A_LOOP = (
+    "An async agent runs in an event loop already: await the coroutine, instead of asyncio.run(…) or "
+    "run_until_complete(…)."
+)
+_SYNC_CLIENT = "This client's calls are not async: take AsyncOpenAI, or make the agent a plain `def` without await."
+NO_AWAIT = "Emitters such as emit_reward are not async: leave `await` out."
+CALL_IT = "Call it there, with a name: with agl.operation('search'): …"
+_NO_KEYBOARD = "An agent has nobody at the keyboard: take what it asks for from the task, in place of input()."
+IN_A_THREAD = (
+    "Agents run beside each other, outside the main thread, where signals cannot be used: in place of signal.alarm "
+    "take asyncio.wait_for, or run what may hang with subprocess.run(…, timeout=…). Of math_verify: "
+    "parse(…, parsing_timeout=None) and verify(…, timeout_seconds=None)."
+)
+CLOSED_CLIENT = (
+    "Rollouts share what is made outside of the agent, and one has closed it: make the client inside "
+    "(async with AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client), or leave the shared one open."
+)
+OTHER_LOOP = (
+    "It was made in an event loop that is closed, or another one: make the client inside the agent, or in place of "
+    "asyncio.run(…) in a plain `def` make the agent async."
+)
+_NOT_HERE = "Install the package into the environment that runs the agent."
+_BEHIND_A_PROXY = (
+    "HTTP_PROXY or ALL_PROXY sends its calls to a proxy, and the model answers on this machine: set "
+    "NO_PROXY=127.0.0.1,localhost before you start."
+)
+TOO_MANY_FILES = (
+    "This process may open no more files: allow more (ulimit -n 4096), make one client for all rollouts, or lower "
+    "concurrency."
+)
+HUNG_UP = (
+    "It was connected, and the other side hung up. With many connections at once, make one client for all rollouts or "
+    "lower concurrency; else look whether an HTTP server is at that address."
+)
+NO_HTTPS = (
+    "The model's address begins with http://, and its client spoke https:// to it, or to another address: give it the "
+    "endpoint as it is,  OpenAI(base_url=llm.endpoint, api_key=llm.api_key)."
+)
+TOO_HASTY = (
+    "Its client waited no longer: its timeout is in seconds, and the model answers many rollouts at once. Leave "
+    "timeout out or give more, such as timeout=600. The model's address is base_url=llm.endpoint; if it called another "
+    "one, of a judge or a tool, look at its base_url."
+)
+SAY_JSON = "The body is sent as something else than JSON: add the header  Content-Type: application/json."
+_ONE_V1_ONLY = "llm.endpoint is the base URL, ending in /v1: the client itself adds /chat/completions."
+
+_OWN_LOOP = "A plain `def` agent has a thread without a loop: take asyncio.run(…), or make the agent async and await."
+_CALLS_ITSELF = "A function calls itself without an end. Inside the agent its name is the agent: look for a call of it."
+_NO_DICT = "Its parts are attributes: answer.choices[0].message.content, and answer.model_dump() is a dict."
+_A_STREAM = "With stream=True the answer comes in parts:  for chunk in answer: …  Leave stream out to get it whole."
+_A_CHUNK = "With stream=True each part has delta in place of message:  chunk.choices[0].delta.content or ''"
+_ASYNC_FOR = "An async client's stream is read with  async for chunk in stream: …  in place of a plain for."
+_PLAIN_FOR = "The stream of a client that is not async is read with a plain  for chunk in stream: …"
+_A_DICT = 'A dict\'s fields stand in brackets: task["question"]. Tasks are what the data set says, as JSON.'
+_BASE_URL = "The address is called base_url there: OpenAI(base_url=llm.endpoint, api_key=llm.api_key)."
+_NO_FUNCTION = (
+    "The model is sent a description of a tool, and no Python function: tools=[{'type': 'function', 'function': "
+    "{'name': …, 'description': …, 'parameters': …}}]."
+)
+NOT_AS_EXPECTED = (
+    "The model had answered. If what it wrote is the cause, that is no failure of the agent: return a low reward for "
+    "it, such as 0.0, in place of an error, so that the model learns from it."
+)
+NO_TEXT = (
+    "In an answer that calls a tool message.content is None, and the call is in message.tool_calls. If that is the "
+    "None here, take  message.content or ''  and return a low reward, such as 0.0, for an answer of the wrong form."
+)
+OF_RESPONSES = "The Responses API calls it max_output_tokens; max_tokens is Chat Completions'."
+_ANSWERS = "(ChatCompletion|ChatCompletionMessage|Completion|Choice|Message|Response)"
+
+_PYTHONS_WORDS = {
+    r"'(LLM|ProxyLLM)' object (has no attribute|is not callable|is not subscriptable)": _NO_SUCH_PART,
+    rf"'{_ANSWERS}' object is not subscriptable": _NO_DICT,
+    r"'(Async)?Stream' object (has no attribute|is not subscriptable)": _A_STREAM,
+    r"'Choice' object has no attribute 'message'": _A_CHUNK,
+    r"'(Async\w*Stream\w*|async_generator)' object is not (iterable|an iterator)": _ASYNC_FOR,
+    r"requires an object with __aiter__ method, got (\w*Stream\w*|generator|list)": _PLAIN_FOR,
+    r"'dict' object has no attribute": _A_DICT,
+    r"There is no current event loop in thread": _OWN_LOOP,
+    r"^maximum recursion depth exceeded": _CALLS_ITSELF,
+    r"unexpected keyword argument '(endpoint|api_base|url|host|openai_api_base)'": _BASE_URL,
+    r"Object of type (function|builtin_function_or_method|method|type) is not JSON serializable": _NO_FUNCTION,
+    r"Responses\.create\(\) got an unexpected keyword argument 'max_tokens'": OF_RESPONSES,
+    r"'coroutine' object (has no attribute|is not)": _AWAIT_IT,
+    r"^'?(OPENAI|ANTHROPIC|GEMINI|GOOGLE|AZURE)_[A-Z_]+'?$": _OWN_KEY,
+    r"asyncio\.run\(\) cannot be called from a running event loop|event loop is already running": _IN_A_LOOP,
+    rf"^object ({_ANSWERS}|Stream)\b.* can't be used in 'await' expression": _SYNC_CLIENT,
+    r"^object Span can't be used in 'await' expression": NO_AWAIT,
+    r"'function' object does not support the (asynchronous )?context manager protocol": CALL_IT,
+    r"^No module named": _NOT_HERE,
+    r"^signal only works in main thread|usage of signal\.alarm": IN_A_THREAD,
+    r"^Cannot send a request, as the client has been closed|^Session is closed": CLOSED_CLIENT,
+    r"^Event loop is closed|is bound to a different event loop|attached to a different loop": OTHER_LOOP,
+    r"^EOF when reading a line": _NO_KEYBOARD,
+}
+"""What Python says of a mistake, and what mends it."""
+_NOT_CONNECTED = (
+    *("APIConnectionError", "APITimeoutError", "ConnectError", "ConnectTimeout", "ClientConnectorError"),
+    *("ConnectionError", "ConnectTimeoutError", "NewConnectionError", "ProxyError", "ClientProxyConnectionError"),
+    *("URLError", "gaierror"),
+)
+"""Errors of clients whose call arrived nowhere; an error counts as one by its class or a class above it."""
+_HUNG_UP = ("RemoteProtocolError", "RemoteDisconnected", "ServerDisconnectedError", "ConnectionResetError", "ReadError")
+"""Errors of a connection that was made and that the other side ended."""
+_TIMED_OUT = ("APITimeoutError", "TimeoutException", "Timeout", "ServerTimeoutError", "TimeoutError")
+"""Errors of a client that waited no longer, for the connection or for the answer."""
+_CLIENTS = ("openai", "anthropic", "httpx", "httpx2", "requests", "urllib", "urllib3", "aiohttp", "google", "litellm")
+_ERRORS_OF_PROGRAMS = re.compile(
+    rf"\b({'|'.join(_NOT_CONNECTED)}|AuthenticationError|ECONNREFUSED|ENOTFOUND|Connection refused)\b"
+)
+_OF_TEXTS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, SyntaxError)
+"""What is raised by code that reads a text of another form than it expects."""
+_NONE_FOR_TEXT = re.compile(
+    r"(not|got) '?NoneType'?$|argument of type 'NoneType'|^'NoneType' object has no attribute "
+    r"'(strip|lower|upper|split|find|replace|startswith|endswith|partition)'"
+)
+"""What Python says of a None where a text is read."""
+_WANTS_A_KEY = ("api_key", "credentials", "authentication method", "API key")
+
+
+def hint_for(error: BaseException) -> str | None:
+    """What the error probably comes from; None where nothing is known."""
+    text = message_of(error)
+    if type(error).__module__.split(".")[0] in ("openai", "anthropic", "httpx", "builtins"):
+        if type(error).__name__ != "AuthenticationError" and any(words in text for words in _WANTS_A_KEY):
+            return _OWN_KEY
+        if "/chat/completions/chat/completions" in text or "/v1/v1/" in text:
+            return _ONE_V1_ONLY
+    if "415" in text and "Unsupported Media Type" in text:
+        return SAY_JSON
+    if type(error).__module__ == "builtins":
+        return next((hint for phrase, hint in _PYTHONS_WORDS.items() if re.search(phrase, text)), None)
+    return None
+
+
+def _hint_of_task(error: BaseException, task: object) -> str | None:
+    """Which fields a task has, where one was looked for that it has not."""
+    if isinstance(error, AttributeError | TypeError) and not isinstance(task, Mapping):
+        kind, phrase = type(task).__name__, message_of(error)
+        about = re.search(
+            rf"'{kind}' object (has no attribute|is not subscriptable)|^{kind}\w* ind(ex|ic)\w* must be", phrase
+        )
+        return f"The task is of the kind {kind}, here {task!r:.60}, and has no fields." if about else None
+    if isinstance(error, FileNotFoundError) and _is_relative(error.filename):
+        return f"A relative path starts at {os.getcwd()}. Give an absolute one: Path(__file__).parent / 'file'."
+    if type(error) is not KeyError or not isinstance(task, Mapping) or error.args[0] in task:
+        return None
+    return f"The task has no such field; it has {', '.join(map(str, list(task)[:20])) or 'none'}."
+
+
+def hint_without_calls(error: BaseException | None) -> str | None:
+    """The same for an agent none of whose calls arrived at the gateway: it was somebody else who refused them."""
+    if error is None:
+        return None
+    if isinstance(error, AgentError):  # a program, which is known by its words
+        return _ADDRESS_OF_A_PROGRAM if _ERRORS_OF_PROGRAMS.search(message_of(error)) else None
+    if isinstance(error, HTTPError):  # an answer, although Python takes it for an error of the connection
+        return None
+    if any(isinstance(each, OSError) and each.errno in (errno.EMFILE, errno.ENFILE) for each in _causes(error)):
+        return TOO_MANY_FILES
+    if _is(error, _NOT_CONNECTED) and any(_is(each, _HUNG_UP) for each in _causes(error)):
+        return HUNG_UP
+    if any(isinstance(each, SSLError) for each in _causes(error)):
+        return NO_HTTPS
+    sent = _is(error, _NOT_CONNECTED) or (_of_a_client(error) and hint_for(error) is None)
+    if sent and _goes_through_a_proxy():
+        return _BEHIND_A_PROXY
+    if any(_is(each, _TIMED_OUT) for each in _causes(error)):
+        return TOO_HASTY
+    return OWN_ADDRESS if _is(error, (*_NOT_CONNECTED, "AuthenticationError")) else None
+
+
+def hint_with_calls(error: BaseException | None) -> str | None:
+    """The same for an agent whose model had answered: the mistake is with another client of it."""
+    if error is None or isinstance(error, AgentLightningError):
+        return None
+    if hint_for(error) == _OWN_KEY or _is(error, ("AuthenticationError",)):
+        return _OTHER_KEY
+    if any(_is(each, _TIMED_OUT) for each in _causes(error)):
+        return TOO_HASTY
+    if _is(error, _NOT_CONNECTED):
+        return _OTHER_ADDRESS
+    if not isinstance(error, _OF_TEXTS) or hint_for(error) is not None:
+        return None
+    return NO_TEXT if _NONE_FOR_TEXT.search(message_of(error)) else NOT_AS_EXPECTED
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it came from."""
+    found: BaseException | None = error
+    for _ in range(20):
+        if found is None:
+            return
+        yield found
+        found = found.__cause__ or found.__context__
+
+
+def _is(error: BaseException, names: Sequence[str]) -> bool:
+    return any(kind.__name__ in names for kind in type(error).__mro__)
+
+
+def _of_a_client(error: BaseException) -> bool:
+    return type(error).__module__.partition(".")[0] in _CLIENTS
+
+
+def _goes_through_a_proxy() -> bool:
+    """Whether the environment sends calls to this very machine to a proxy."""
+    return bool({"http", "all"} & getproxies().keys()) and not proxy_bypass("127.0.0.1")
+
+
+def _is_relative(name: object) -> bool:
+    """Whether a file was looked for by a relative path; a bare word may be a command."""
+    return isinstance(name, str) and not os.path.isabs(name) and ("." in name or os.sep in name)

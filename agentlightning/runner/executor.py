@@ -4,6 +4,8 @@ So an agent that blocks or spins never stalls the gateway, the store or the algo
 that must stop is stopped: its task is cancelled, and where that does not reach it because it holds its thread, an
 `AgentStopped` is raised inside it. What does not listen to that either (it waits inside C code) is left behind: a sync
 agent with its thread, an async one with the whole loop, which is replaced.
+
+Agents that change the working directory: it is the whole process's, so it is put back when they have ended.
 """
 
 from __future__ import annotations
@@ -18,13 +20,59 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from agentlightning.errors import AgentError
 from agentlightning.runner.blocking import watch_for_blocking
 
 logger = logging.getLogger(__name__)
+
+
+class _Folder:
+    """The working directory of a process in which agents run."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = 0
+        self._home: str | None = None
+        self._reported = False
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """While an agent runs; the directory is the one in which the first of those that run began."""
+        with self._lock:
+            if not self._running:
+                with suppress(FileNotFoundError):
+                    self._home = os.getcwd()
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running -= 1
+                self._return()
+
+    def _return(self) -> None:
+        if self._home is None:
+            return
+        with suppress(FileNotFoundError):
+            if os.getcwd() == self._home:
+                return
+        with suppress(OSError):
+            os.chdir(self._home)
+        if not self._reported:
+            self._reported = True
+            logger.warning(
+                "The agent changed the working directory of the whole process (os.chdir), in which other rollouts run "
+                "and the run writes its files. It was put back to %s. Use whole paths, or cwd= of subprocess.",
+                self._home,
+            )
+
+
+same_folder = _Folder().kept
+
 
 T = TypeVar("T")
 

@@ -32,12 +32,11 @@ from agentlightning.errors import (
     StoreUnavailableError,
 )
 from agentlightning.litagent import LitAgent
-from agentlightning.litagent.resources import GivenResources
+from agentlightning.litagent.litagent import GivenResources
 from agentlightning.runner.air import air
 from agentlightning.runner.endings import Ending, GatewaySummary, describe, storable, with_gateway
-from agentlightning.runner.executor import agent_loop, run_in_thread
+from agentlightning.runner.executor import agent_loop, run_in_thread, same_folder
 from agentlightning.runner.presence import Presence, RunningAttempt
-from agentlightning.runner.same_folder import same_folder
 from agentlightning.runner.tracing import opened_trace
 from agentlightning.store.base import LightningStore
 from agentlightning.store.operations.codec import encode_seen

@@ -24,8 +24,8 @@ from agentlightning.store.given import Given, takes
 from agentlightning.store.operations import (
     attempts,
     calls,
+    query,
     query as searches,
-    records,
     resources as named_resources,
     retention,
     rollouts,
@@ -34,7 +34,7 @@ from agentlightning.store.operations import (
     workers,
 )
 from agentlightning.store.operations.codec import checked_id, new_id
-from agentlightning.store.operations.release import release
+from agentlightning.store.operations.watchdog import release
 from agentlightning.store.queries import (
     PageKeywords,
     ResourcesKeywords,
@@ -306,11 +306,11 @@ class SqlLightningStore(LightningStore):
         return await self._db.read(lambda tx: calls.fetch(tx, rollout_ids, latest_attempt_only))
 
     async def query_records(self, rollout_ids: Sequence[str]) -> Sequence[RolloutRecord]:
-        return records.assemble(await self.fetch_records(rollout_ids))
+        return query.assemble(await self.fetch_records(rollout_ids))
 
-    async def fetch_records(self, rollout_ids: Sequence[str]) -> records.RecordTable:
+    async def fetch_records(self, rollout_ids: Sequence[str]) -> query.RecordTable:
         """What `query_records` is made from."""
-        return await self._db.read(lambda tx: records.fetch(tx, rollout_ids))
+        return await self._db.read(lambda tx: query.fetch(tx, rollout_ids))
 
     # ---- resources and workers -------------------------------------------------------------------------------------
 

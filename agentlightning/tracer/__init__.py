@@ -1,13 +1,11 @@
 """Tracers: what happens inside an in-process agent, as spans of its attempt."""
 
 from agentlightning.tracer.agentops import AgentOpsTracer
-from agentlightning.tracer.attribution import GATEWAY_URL
+from agentlightning.tracer.attribution import GATEWAY_URL, instrument, uninstrument
 from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.tracer.otel import OtelTracer, current_agent_name, route_spans_of
-from agentlightning.tracer.tool_replay import ToolReplay
-from agentlightning.tracer.trace import GatewayAccess, Trace, current_trace
-from agentlightning.tracer.transports import instrument, uninstrument
+from agentlightning.tracer.trace import GatewayAccess, ToolReplay, Trace, current_trace
 from agentlightning.tracer.tree import SpanTree
 from agentlightning.tracer.weave import WeaveTracer
 

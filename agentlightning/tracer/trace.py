@@ -6,12 +6,15 @@ what it takes are finished records.
 
 What is current travels in OpenTelemetry's own context, because frameworks that hand work to threads of their own carry
 that context along, and in a variable beside it, because some start from an empty OpenTelemetry context.
+
+Replay of tools: what is left of the recorded results that an attempt's own tools are answered with.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -20,10 +23,10 @@ from opentelemetry import context as otel_context
 from opentelemetry.trace import INVALID_SPAN_ID, NonRecordingSpan, SpanContext, TraceFlags, get_current_span
 from opentelemetry.trace.propagation import set_span_in_context
 
-from agentlightning.tracer.tool_replay import ToolReplay
-from agentlightning.types import Span
+from agentlightning.types import RecordedTool, Span
 from agentlightning.types.html import table_html
 from agentlightning.types.ids import random_hex
+from agentlightning.types.recording import digest_of
 
 logger = logging.getLogger(__name__)
 
@@ -167,3 +170,24 @@ def current_parent(trace: Trace) -> tuple[str, str | None]:
     if current.span_id == INVALID_SPAN_ID:
         return trace.trace_id, None
     return f"{current.trace_id:032x}", trace.parent_id(f"{current.span_id:016x}")
+
+
+class ToolReplay:
+    """The tools of a recording. Calls may come in any order and from any thread: of those with the same name and the
+    same arguments the first gets the first record, and so on."""
+
+    def __init__(self, tools: Sequence[RecordedTool]) -> None:
+        self._lock = threading.Lock()
+        self._left: dict[tuple[str | None, str, str], deque[RecordedTool]] = {}
+        for tool in tools:
+            self._left.setdefault((tool.inside, tool.name, tool.arguments), deque()).append(tool)
+
+    def take(self, name: str, arguments: str, inside: str | None) -> RecordedTool | None:
+        """The record of a call with these arguments, as JSON text; None where there is none, or none is left.
+
+        `inside`: the record of the decorated function that makes the call, so that what a tool calls is no answer to
+        what the agent calls itself.
+        """
+        with self._lock:
+            left = self._left.get((inside, name, digest_of(arguments)))
+            return left.popleft() if left else None

@@ -15,7 +15,7 @@ from agentlightning.algorithm.parts.checkpoint_copy import fetch_newest, is_url
 from agentlightning.errors import ConfigError
 from agentlightning.files import make_folder
 from agentlightning.metrics import plot_curve
-from agentlightning.metrics.jsonl import METRICS_FILE as METRICS_FILE, RUN_FILE as RUN_FILE
+from agentlightning.metrics.sink import METRICS_FILE as METRICS_FILE, RUN_FILE as RUN_FILE
 from agentlightning.models.weights import damage_of_checkpoint
 from agentlightning.trainer.provenance import TASKS_FILE, VAL_TASKS_FILE
 

@@ -12,7 +12,7 @@ from agentlightning.algorithm.base import Algorithm
 from agentlightning.backend.ray.cluster import require_ray
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Console
-from agentlightning.metrics.notebook import default_console
+from agentlightning.metrics.console import default_console
 from agentlightning.runner.actors import RunnerActors, RunnerWork
 from agentlightning.runner.processes import RunnerProcesses
 from agentlightning.runner.remote import serve_rollouts

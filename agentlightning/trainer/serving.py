@@ -25,7 +25,7 @@ from agentlightning.models.shape import read_shape
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import NamedResources
-from agentlightning.types.spending import Spent
+from agentlightning.types.call import Spent
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentlightning.gateway import Provider
 from agentlightning.metrics import Reporter, read_metrics
-from agentlightning.types.spending import Spent
+from agentlightning.types.call import Spent
 
 _PREFIX = "provider/"
 

@@ -44,7 +44,7 @@ from agentlightning.doctor.preflight import objections
 from agentlightning.errors import AgentLightningError, BackendDied, ConfigError, debugging
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Console, JsonlSink, Reporter, Sink, StoreSink, read_metrics
-from agentlightning.metrics.notebook import default_console
+from agentlightning.metrics.console import default_console
 from agentlightning.metrics.trackers import as_sink
 from agentlightning.runner import LitAgentRunner, ModelAccess
 from agentlightning.runner.remote import Address
@@ -98,7 +98,7 @@ from agentlightning.trainer.strategy import Strategy
 from agentlightning.trainer.sync import run_sync, run_with_background, stop_on_interrupt
 from agentlightning.trainer.words import conclude, introduce, last_step, resuming, with_next_step
 from agentlightning.types import Dataset, Hook, NamedResources, Resource, Run
-from agentlightning.types.spending import Spent
+from agentlightning.types.call import Spent
 
 if TYPE_CHECKING:
     from agentlightning.backend import Backend

@@ -16,8 +16,8 @@ from agentlightning.errors import AgentError, AgentLightningError, EngineError, 
 from agentlightning.installation import command_name
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Console, Reporter
-from agentlightning.metrics.jsonl import RUN_FILE
-from agentlightning.models.memory import refuse_what_does_not_fit
+from agentlightning.metrics.sink import RUN_FILE
+from agentlightning.models.hardware import refuse_what_does_not_fit
 from agentlightning.models.shape import ModelShape, count_of
 from agentlightning.trainer.checks import shared_tasks
 from agentlightning.trainer.result import RunResult

@@ -1,8 +1,7 @@
 """The nouns of the system as frozen records. Imports nothing of the package but itself and `errors`."""
 
 from agentlightning.types.call import Call, CallInfo, CallRecord, Divergence, Segment, VersionRun
-from agentlightning.types.data import Dataset, Hook, PaginatedResult, Triplet
-from agentlightning.types.record import RolloutRecord
+from agentlightning.types.data import Dataset, GroupReward, Hook, PaginatedResult, RolloutRecord, Sibling, Triplet
 from agentlightning.types.recording import RecordedAttempt, RecordedCall, RecordedTool, recorded_tools, recording_of
 from agentlightning.types.resource import (
     LLM,
@@ -26,7 +25,6 @@ from agentlightning.types.rollout import (
     Worker,
 )
 from agentlightning.types.run import Run, RunEvent, RunEventKind, RunStatus
-from agentlightning.types.sibling import GroupReward, Sibling
 from agentlightning.types.span import Attributes, Event, Link, OtelResource, Span, SpanContext, SpanStatus
 from agentlightning.types.status import (
     ATTEMPT_TRANSITIONS,

@@ -3,15 +3,22 @@
 Tokens are kept as immutable *segments*. A segment is a run of tokens that follows (the first `parent_keep` tokens of)
 its parent; a prompt or a prompt + response is the path from a root to a segment. So an attempt of many turns costs its
 unique tokens once. `Call` is the view for readers: whole arrays, put together once.
+
+Parts of agents' requests that have no effect here, as they are recorded.
+
+What calls of other providers used: how many they were, their tokens, and their cost where a price is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from agentlightning.types.arrays import Float32Array, Int32Array
+from agentlightning.types.names import COST, LEFT_OUT
 from agentlightning.types.span import Span
 
 
@@ -151,3 +158,65 @@ class Call:
     """The segment that the prompt ends with, where the call was read from a store."""
     response_segment_id: str = ""
     """The segment that the response ends with."""
+
+
+MEDIA = "this model reads text only"
+"""Why an image, a sound or a file is left out."""
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """A part of a request that has no effect: the request is answered as if it were not there."""
+
+    field: str
+    """Its path in the request; positions in lists are left out of it, so that equal ones are told once."""
+    why: str
+    kind: Literal["harmless", "unknown", "unavailable"]
+    """Harmless: known, and never meant to change an answer. Unknown: nobody here knows it. Unavailable: known, and not
+    to be had here."""
+
+
+def left_out_of(spans: Iterable[Span]) -> list[LeftOut]:
+    """What was left out of the requests of an attempt, by its spans."""
+    found = [s.attributes[LEFT_OUT] for s in spans if LEFT_OUT in s.attributes]
+    return [one for text in found for one in _decoder.decode(text)]
+
+
+_decoder = msgspec.json.Decoder(list[LeftOut])
+
+
+class Spent(msgspec.Struct, frozen=True, kw_only=True):
+    """What some calls used together. Sums are written with +, what is left of one with -."""
+
+    calls: int = 0
+    tokens: int = 0
+    """Prompts and answers."""
+    cost: float = 0.0
+    """In the currency of the provider's price; 0 without a price."""
+
+    def __add__(self, more: Spent) -> Spent:
+        return Spent(calls=self.calls + more.calls, tokens=self.tokens + more.tokens, cost=self.cost + more.cost)
+
+    def __sub__(self, part: Spent) -> Spent:
+        return Spent(calls=self.calls - part.calls, tokens=self.tokens - part.tokens, cost=self.cost - part.cost)
+
+    @classmethod
+    def of_span(cls, span: Span) -> Spent:
+        """What the span of one call tells."""
+        known = span.attributes
+        tokens = sum(known.get(f"gen_ai.usage.{kind}_tokens") or 0 for kind in ("input", "output"))
+        return cls(calls=1, tokens=tokens, cost=known.get(COST) or 0.0)
+
+    def words(self) -> str:
+        """For people."""
+        parts = [f"{self.calls:,} call{'' if self.calls == 1 else 's'}", f"{self.tokens:,} tokens"]
+        return ", ".join([*parts, f"cost {self.cost:.4f}"] if self.cost else parts)
+
+
+def spent_of(spans: Iterable[Span]) -> dict[str, Spent]:
+    """What was asked of other providers among these spans, by the provider's alias."""
+    found: dict[str, Spent] = {}
+    for span in spans:
+        if "agentlightning.response" in span.attributes:
+            alias = str(span.attributes["gen_ai.provider.name"])
+            found[alias] = found.get(alias, Spent()) + Spent.of_span(span)
+    return found

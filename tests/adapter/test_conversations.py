@@ -16,7 +16,7 @@ from agentlightning.adapter.tools import tool_outcomes
 from agentlightning.errors import EngineError
 from agentlightning.gateway import Gateway, Provider
 from agentlightning.gateway.dialects import DIALECTS
-from agentlightning.gateway.routing.forwarded import answer_in, read_forwarded
+from agentlightning.gateway.recording.records import answer_in, read_forwarded
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Span
 from agentlightning.types.names import REWARD_RESPONSE

@@ -21,7 +21,7 @@ from agentlightning.algorithm.credit.continuations import with_continuations
 from agentlightning.algorithm.credit.modes import CREDIT_MODES
 from agentlightning.algorithm.credit.units import CreditRule, Unit, known_states, state_values
 from agentlightning.algorithm.episode import Episode, collect
-from agentlightning.dashboard.advantages import advantages_of
+from agentlightning.dashboard.groups import advantages_of
 from agentlightning.errors import ConfigError
 from agentlightning.learner.packing import CreditedCall
 from agentlightning.metrics import SilentConsole, read_metrics

@@ -15,7 +15,7 @@ import agentlightning as agl
 from agentlightning.algorithm.checkpoint import CHECKPOINT_FILE, list_checkpoints, prune_checkpoints, read_checkpoint
 from agentlightning.algorithm.parts.checkpoint_copy import CheckpointCopy, fetch_newest
 from agentlightning.errors import ConfigError
-from agentlightning.metrics.jsonl import METRICS_FILE, RUN_FILE
+from agentlightning.metrics.sink import METRICS_FILE, RUN_FILE
 from agentlightning.trainer.folder import checkpoint_of
 
 pytestmark = pytest.mark.skipif(find_spec("fsspec") is None, reason="fsspec is in the extra `fsspec`")

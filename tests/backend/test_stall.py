@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from agentlightning.backend.embedded.client import ModelProcess
+from agentlightning.backend.embedded.connection import StallWatch
 from agentlightning.backend.embedded.protocol import ProcessSettings
-from agentlightning.backend.embedded.stall import StallWatch
 from agentlightning.engine.base import SamplingParams
 from agentlightning.errors import BackendDied
 
@@ -25,7 +25,7 @@ async def test_a_suspended_process_is_noticed_and_ended(
     tiny_model_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both who samples and who learns are told, and it is said on the way."""
-    monkeypatch.setattr("agentlightning.backend.embedded.stall.WARN_SECONDS", 3.0)
+    monkeypatch.setattr("agentlightning.backend.embedded.connection.WARN_SECONDS", 3.0)
     settings = ProcessSettings(model=str(tiny_model_dir), learning_threads=1, device="cpu")
     async with ModelProcess(settings, stall_seconds=6.0) as process:
         assert len((await anext(process.generate(PROMPT, SamplingParams(max_tokens=2)))).ids)

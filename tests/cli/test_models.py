@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from agentlightning.models import KNOWS, shipped_models
-from agentlightning.models.known import SIZES, TRIED
+from agentlightning.models.shape import SIZES, TRIED
 from tests.cli.test_plan import plan
 from tests.typed import agl
 

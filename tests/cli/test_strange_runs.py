@@ -14,7 +14,7 @@ from agentlightning import cli
 from agentlightning.cli import app
 from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_write, open_private
-from agentlightning.metrics.jsonl import JsonlSink, read_metrics
+from agentlightning.metrics.sink import JsonlSink, read_metrics
 from agentlightning.metrics.svg import points_of
 from agentlightning.trainer.log import logged
 from tests.typed import typed

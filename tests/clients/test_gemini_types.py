@@ -11,7 +11,7 @@ pytest.importorskip("google.genai")
 from google.genai import types  # pyright: ignore[reportMissingImports]
 
 from agentlightning.gateway.dialects.base import Fields
-from agentlightning.gateway.dialects.gemini.schemas import camel_case, json_schema_of
+from agentlightning.gateway.dialects.gemini.requests import camel_case, json_schema_of
 from agentlightning.gateway.dialects.tables import gemini as tables
 from agentlightning.rendering.grammar import schema_problem
 

@@ -194,7 +194,7 @@ def test_a_script_that_uses_no_old_name_loads_nothing_but_the_table() -> None:
     done = python("-W", "error", "-c", script)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    parts = ("", ".arguments", ".finder", ".lookup", ".notice", ".older_arguments", ".row", ".table")
+    parts = ("", ".finder", ".lookup", ".notice", ".older_arguments", ".row", ".table")
     assert sorted(json.loads(done.stdout)) == [f"agentlightning.compat{part}" for part in parts]
 
 

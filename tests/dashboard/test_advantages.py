@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentlightning.algorithm.credit.units import CreditRule
-from agentlightning.dashboard.advantages import _rule
+from agentlightning.dashboard.groups import _rule
 from agentlightning.types.run import Run
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from agentlightning.dashboard import served_with_dashboard
 from agentlightning.dashboard.diagnoses import Diagnoses
-from agentlightning.dashboard.neighbours import neighbours
+from agentlightning.dashboard.runs import neighbours
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
 from agentlightning.types import LLM, Run, RunEvent, RunStatus
 from agentlightning.types.names import CALL_ID

@@ -17,7 +17,7 @@ from agentlightning.doctor.in_rollouts import difficulty
 from agentlightning.errors import ConfigError
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Outcome, Rollout
-from agentlightning.types.left_out import MEDIA, LeftOut
+from agentlightning.types.call import MEDIA, LeftOut
 from agentlightning.types.names import CALL_ID, LEFT_OUT
 from agentlightning.types.reward import reward_attributes
 

@@ -17,7 +17,7 @@ from aiohttp import web
 from agentlightning.metrics import read_metrics
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
 from agentlightning.trainer.spending import spent_before
-from agentlightning.types.spending import Spent
+from agentlightning.types.call import Spent
 
 AGENT = """
 import agentlightning as agl

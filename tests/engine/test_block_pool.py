@@ -8,8 +8,7 @@ import pytest
 from agentlightning.engine.base import SamplingParams
 from agentlightning.engine.block_pool import BlockPool
 from agentlightning.engine.events import Ended, Request
-from agentlightning.engine.kv_cache import probe
-from agentlightning.engine.pages import SUPPORTED, block_tokens
+from agentlightning.engine.kv_cache import SUPPORTED, block_tokens, probe
 from agentlightning.engine.torch_engine import TorchEngine
 from agentlightning.learner.policy import Policy
 from tests.engine.conftest import gap, make_engine, random_ids, run

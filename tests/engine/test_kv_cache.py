@@ -236,7 +236,7 @@ def resident_bytes() -> int:
 def test_a_gpus_share_leaves_what_learning_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
     from agentlightning.engine.contexts import cache_budget
     from agentlightning.learner.optimizer import optimizer_bytes
-    from agentlightning.models.memory import cache_bytes
+    from agentlightning.models.hardware import cache_bytes
 
     weights = [torch.nn.Parameter(torch.empty(10, 10, dtype=kind)) for kind in (torch.float32, torch.bfloat16)]
     assert [optimizer_bytes([w]) for w in weights] == [1200, 1600]

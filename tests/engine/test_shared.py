@@ -19,11 +19,10 @@ from agentlightning.backend.embedded.protocol import Events, Frames, Lora, Metho
 from agentlightning.backend.embedded.server import ModelServer
 from agentlightning.engine.base import Chunk, concat
 from agentlightning.engine.events import Ended, Failed, PartialSample, Request
-from agentlightning.engine.kv_cache import probe
-from agentlightning.engine.pages import SUPPORTED
+from agentlightning.engine.kv_cache import SUPPORTED, probe
 from agentlightning.engine.torch_engine import TorchEngine
 from agentlightning.errors import ConfigError
-from agentlightning.learner import by_row
+from agentlightning.learner import adapters
 from agentlightning.learner.adapters import load_policies
 from agentlightning.learner.policy import LoraSpec, Policy, peft_calls_deprecated_names
 
@@ -323,7 +322,7 @@ def test_little_memory_is_shared(policies: dict[str, Policy]) -> None:
 def test_a_pass_that_broke_off_while_adapters_were_joined_leaves_the_right_ones(
     policies: dict[str, Policy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, whole, joined = shared(policies), by_row._join, 0
+    engine, whole, joined = shared(policies), adapters._join, 0
 
     def short_of_memory(layer: Any, names: list[str]) -> Any:
         nonlocal joined
@@ -337,7 +336,7 @@ def test_a_pass_that_broke_off_while_adapters_were_joined_leaves_the_right_ones(
 
     first = requests("solver", "checker")
     assert worst(policies, first, run(engine, first)) < EXACT
-    monkeypatch.setattr(by_row, "_join", short_of_memory)
+    monkeypatch.setattr(adapters, "_join", short_of_memory)
     with pytest.raises(MemoryError):
         run(engine, requests("checker", "judge"))
     engine.abort_all()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentlightning.engine.stop_strings import StopStrings
+from agentlightning.engine.running import StopStrings
 from agentlightning.gateway.replay import stopped_by
 from agentlightning.learner.policy import Policy
 from agentlightning.types.recording import RecordedCall

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agentlightning.finetuning.graders.measures import measures_of
-from agentlightning.finetuning.progress import metrics_of, written_at
+from agentlightning.finetuning.progress import measures_of, metrics_of, written_at
 
 
 def test_the_rewards_of_graders_are_in_the_scores(tmp_path: Path) -> None:

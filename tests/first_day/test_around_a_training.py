@@ -25,16 +25,17 @@ from agentlightning.gateway.attempts import AttemptSummary
 from agentlightning.gateway.dialects.fields import Refusal, required
 from agentlightning.litagent.program_words import ended_badly
 from agentlightning.metrics import SilentConsole
-from agentlightning.metrics.jsonl import JsonlSink, read_metrics
+from agentlightning.metrics.sink import JsonlSink, read_metrics
 from agentlightning.models import resolve_model
-from agentlightning.runner.endings import Ending, with_gateway
-from agentlightning.runner.hints import (
+from agentlightning.runner.endings import (
     NO_TEXT,
     OF_RESPONSES,
     OWN_ADDRESS,
+    Ending,
     hint_for,
     hint_with_calls,
     hint_without_calls,
+    with_gateway,
 )
 from agentlightning.types import Attempt, Outcome, Rollout
 from tests.cli.test_export_model import make_checkpoint

@@ -16,15 +16,17 @@ import agentlightning as agl
 from agentlightning.gateway.attempts import AttemptSummary
 from agentlightning.metrics import SilentConsole
 from agentlightning.models import resolve_model
-from agentlightning.runner.endings import Ending, describe, with_gateway
-from agentlightning.runner.hints import (
+from agentlightning.runner.endings import (
     HUNG_UP,
     NOT_AS_EXPECTED,
     OWN_ADDRESS,
     TOO_MANY_FILES,
+    Ending,
+    describe,
     hint_for,
     hint_with_calls,
     hint_without_calls,
+    with_gateway,
 )
 from agentlightning.trainer.checks import as_agent, as_tasks
 from agentlightning.trainer.words import numbers_as_text

@@ -13,8 +13,8 @@ import agentlightning as agl
 from agentlightning.arguments import of_its_kinds
 from agentlightning.emitter.record import plain
 from agentlightning.metrics import Sink
-from agentlightning.models.known import known_shape
-from agentlightning.runner.hints import CALL_IT, NO_AWAIT, hint_for, hint_with_calls
+from agentlightning.models.shape import known_shape
+from agentlightning.runner.endings import CALL_IT, NO_AWAIT, hint_for, hint_with_calls
 from agentlightning.trainer.folder import prepare_folder
 from agentlightning.trainer.strategy import Strategy
 

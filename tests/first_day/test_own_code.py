@@ -23,7 +23,7 @@ from agentlightning.algorithm.sampling.examples import check_examples, messages_
 from agentlightning.cli.agents import find_agent
 from agentlightning.cli.app import app
 from agentlightning.errors import ConfigError, StoreError
-from agentlightning.runner.hints import (
+from agentlightning.runner.endings import (
     CLOSED_CLIENT,
     IN_A_THREAD,
     NO_HTTPS,

@@ -16,8 +16,7 @@ from agentlightning.errors import RewardError
 from agentlightning.gateway.attempts import AttemptSummary
 from agentlightning.metrics import SilentConsole
 from agentlightning.models import resolve_model
-from agentlightning.runner.endings import Ending, describe, with_gateway
-from agentlightning.runner.hints import hint_for, hint_without_calls
+from agentlightning.runner.endings import Ending, describe, hint_for, hint_without_calls, with_gateway
 from agentlightning.types import Outcome
 from agentlightning.types.reward import checked_reward
 

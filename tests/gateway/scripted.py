@@ -9,8 +9,8 @@ import numpy as np
 
 from agentlightning.engine.base import Chunk, EngineInfo, PromptLogprobs, SamplingParams
 from agentlightning.rendering import RenderersRendering
+from agentlightning.types.arrays import kept_array
 from agentlightning.types.call import Float32Array, Int32Array
-from agentlightning.types.kept import kept_array
 
 Script = Callable[[str, SamplingParams], str]
 """From the prompt's text and the settings to the response's text, without the end-of-turn token."""

@@ -13,7 +13,7 @@ import pytest
 
 from agentlightning.gateway import Gateway, Provider, SpendingLimits, TokenPrice
 from agentlightning.gateway.dialects import DIALECTS
-from agentlightning.gateway.dialects.gemini.schemas import json_schema_of
+from agentlightning.gateway.dialects.gemini.requests import json_schema_of
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.rendering import RenderersRendering
 from agentlightning.store import InMemoryLightningStore

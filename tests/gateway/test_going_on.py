@@ -13,8 +13,7 @@ import pytest
 from agentlightning.errors import GatewayError
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.history.answers import RecentAnswers
-from agentlightning.gateway.serving.anonymous import AnonymousAccess
-from agentlightning.gateway.serving.sessions import Sessions
+from agentlightning.gateway.serving.anonymous import AnonymousAccess, Sessions
 from agentlightning.keys import new_key
 from agentlightning.net.server import LoopServer
 from agentlightning.rendering import RenderersRendering

@@ -21,7 +21,7 @@ from agentlightning.rendering import RenderersRendering
 from agentlightning.rendering.messages import with_tool_names
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import RolloutMode
-from agentlightning.types.left_out import MEDIA, left_out_of
+from agentlightning.types.call import MEDIA, left_out_of
 from agentlightning.types.names import LEFT_OUT
 from tests.gateway.conftest import CALC, Site, calculator
 from tests.gateway.families import rendering_of

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from agentlightning.gateway import Gateway
-from agentlightning.gateway.history.answered import Answered
-from agentlightning.gateway.history.memory import Memory, SessionBudget
+from agentlightning.gateway.history.answers import Answered
+from agentlightning.gateway.history.memory import Memory, SessionBudget, Shared
 from agentlightning.gateway.history.session import Session, Tokens
-from agentlightning.gateway.history.shared import Shared
 from agentlightning.gateway.history.tree import Entry, Piece
 from agentlightning.gateway.limits import RequestLimits
 from agentlightning.rendering import RenderersRendering

@@ -17,8 +17,7 @@ import openai
 import pytest
 
 from agentlightning.gateway import Frozen, Gateway
-from agentlightning.gateway.edits import EDITED
-from agentlightning.gateway.replay import REPLAYED, AttemptReplay
+from agentlightning.gateway.replay import EDITED, REPLAYED, AttemptReplay
 from agentlightning.gateway.sampling import sampler
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
 from agentlightning.types import Call, RecordedAttempt, RolloutMode, recording_of

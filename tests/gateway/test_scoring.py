@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from agentlightning.algorithm.parts.teacher import KEY, EndpointTeacher
-from agentlightning.types.left_out import left_out_of
+from agentlightning.types.call import left_out_of
 from tests.gateway.conftest import Site
 
 TEXT = " Yes, it is."

@@ -14,11 +14,10 @@ from agentlightning.cli.options import UpstreamOptions
 from agentlightning.cli.upstream import read_upstreams
 from agentlightning.errors import ConfigError
 from agentlightning.gateway import Gateway, Provider, SpendingLimits, TokenPrice
-from agentlightning.gateway.routing.reservations import Reservations
-from agentlightning.gateway.routing.spending import Usage
+from agentlightning.gateway.routing.spending import Reservations, Usage
 from agentlightning.types import RolloutMode
+from agentlightning.types.call import Spent, spent_of
 from agentlightning.types.names import COST
-from agentlightning.types.spending import Spent, spent_of
 from tests.gateway.conftest import Site
 from tests.gateway.scripted import ScriptedEngine
 

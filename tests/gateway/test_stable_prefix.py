@@ -10,7 +10,7 @@ import pytest
 
 from agentlightning.gateway.dialects import DIALECTS
 from agentlightning.gateway.stable_prefix import parse_stable
-from agentlightning.types.left_out import left_out_of
+from agentlightning.types.call import left_out_of
 from tests.gateway.conftest import Site
 
 BY_NAME = {dialect.name: dialect for dialect in DIALECTS}

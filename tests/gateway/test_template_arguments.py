@@ -16,7 +16,7 @@ from agentlightning.gateway.sampling.served import as_served
 from agentlightning.rendering import RenderersRendering
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import RolloutMode
-from agentlightning.types.left_out import left_out_of
+from agentlightning.types.call import left_out_of
 from tests.gateway.conftest import Site
 from tests.gateway.families import rendering_of
 from tests.gateway.scripted import ScriptedEngine

@@ -22,8 +22,7 @@ from agentlightning.engine.base import SamplingParams
 from agentlightning.gateway import Gateway
 from agentlightning.rendering import RenderersRendering
 from agentlightning.store import InMemoryLightningStore
-from agentlightning.types.call import Int32Array
-from agentlightning.types.left_out import left_out_of
+from agentlightning.types.call import Int32Array, left_out_of
 from tests.gateway.conftest import Site
 from tests.gateway.families import FAMILIES, TAGGED, rendering_of
 from tests.gateway.scripted import ScriptedEngine

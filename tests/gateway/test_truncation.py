@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from agentlightning.gateway import Gateway
-from agentlightning.gateway.history.truncation import Truncation
 from agentlightning.gateway.routing.models import Frozen
+from agentlightning.gateway.sampling.size import Truncation
 from agentlightning.rendering import RenderersRendering
 from agentlightning.rendering.messages import Message
 from agentlightning.store import InMemoryLightningStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from agentlightning.gateway.turns import AT_ONCE, IN_A_ROW, PAUSE, Turns
+from agentlightning.gateway.attempts import AT_ONCE, IN_A_ROW, PAUSE, Turns
 
 
 async def test_one_attempt_does_not_run_ahead_of_another() -> None:

@@ -20,7 +20,7 @@ from agentlightning.keys import CALLS, REWARDS, redacted, sign_url_key
 from agentlightning.rendering import RenderersRendering
 from agentlightning.runner.endings import describe
 from agentlightning.store import InMemoryLightningStore
-from agentlightning.tracer.transports import instrument, uninstrument
+from agentlightning.tracer.attribution import instrument, uninstrument
 from agentlightning.types import LLM, AttemptStatus, Outcome
 from tests.gateway.conftest import Site
 from tests.gateway.scripted import Script, ScriptedEngine

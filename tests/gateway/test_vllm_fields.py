@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from agentlightning.types.left_out import left_out_of
+from agentlightning.types.call import left_out_of
 from tests.gateway.conftest import Site
 from tests.gateway.test_structured import GOOD, SCHEMA, Reader, accepts, check, reader
 

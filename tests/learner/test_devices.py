@@ -23,7 +23,7 @@ from agentlightning.learner.catalog import LOSSES
 from agentlightning.learner.packing import CreditedCall, pack
 from agentlightning.learner.policy import Policy, pick_device
 from agentlightning.learner.torch_learner import TorchLearner
-from agentlightning.models import memory
+from agentlightning.models import hardware
 
 Have = Callable[..., None]
 
@@ -73,10 +73,10 @@ def test_trees_are_computed_by_segments_on_apples_gpu() -> None:
 
 def test_memory_that_a_gpu_shares_is_the_machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As on a Mac: no `nvidia-smi`, and no /proc."""
-    monkeypatch.setattr(memory, "_gpu_memory", lambda: None)
-    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "none")
+    monkeypatch.setattr(hardware, "_gpu_memory", lambda: None)
+    monkeypatch.setattr(hardware, "_MEMINFO", tmp_path / "none")
     for device in ("auto", "mps", "cpu"):
-        found, where = memory.memory_of(device)
+        found, where = hardware.memory_of(device)
         assert found is not None
         assert found > 1 << 28
         assert where == "this machine"

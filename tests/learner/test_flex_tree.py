@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from agentlightning.learner import flex_tree, forward
+from agentlightning.learner import forward, tree_attention
 from agentlightning.learner.base import LearnerOptions, LossConfig, PackedBatch
-from agentlightning.learner.flex_tree import BLOCK, block_mask, plan_flex, subtree_ends
 from agentlightning.learner.packing import CreditedCall, pack
 from agentlightning.learner.policy import LoraSpec, Policy, load_policy
 from agentlightning.learner.torch_learner import TorchLearner
-from agentlightning.learner.tree_attention import plan_tree
+from agentlightning.learner.tree_attention import BLOCK, block_mask, plan_flex, plan_tree, subtree_ends
 from agentlightning.types.call import Int32Array
 
 from .conftest import MakeCall
@@ -212,7 +211,7 @@ def test_one_kernel_computes_trees_of_any_size(make_call: MakeCall, tmp_path: Pa
             plan = plan_flex(batch, CPU)
             query, key, value = queries(plan.blocks.shape[-1])
             expected = plan.attend(query, key, value, 0.3)
-            found = flex_tree.fused()(query, key, value, plan.blocks, 0.3)
+            found = tree_attention.fused()(query, key, value, plan.blocks, 0.3)
             compare([found], [expected])
             reused = counters["stats"]["unique_graphs"]
             assert reused <= 2, f"a kernel of its own for {len(batch.ids_N)} tokens"
@@ -300,7 +299,7 @@ def test_a_mask_that_lets_siblings_through_is_noticed(
     expected = learned(policy, batch, SEGMENTS)
     learner = TorchLearner(policy, FLEX)
     learner.forward(batch)  # its trial of the model finds nothing yet
-    monkeypatch.setattr(flex_tree, "subtree_ends", lambda batch: np.full_like(batch.ids_N, len(batch.ids_N)))
+    monkeypatch.setattr(tree_attention, "subtree_ends", lambda batch: np.full_like(batch.ids_N, len(batch.ids_N)))
     with torch.no_grad():
         assert error([learner._score(batch).logprobs_E], expected[1:2]) > 1e-2
     assert not learner.check_packing(batch, LOSS).holds

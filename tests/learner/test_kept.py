@@ -18,12 +18,11 @@ from agentlightning.engine.base import SamplingParams, concat
 from agentlightning.engine.events import Ended, PartialSample, Request, SampledTokens
 from agentlightning.engine.torch_engine import TorchEngine
 from agentlightning.learner.base import LossConfig, OptimParams
-from agentlightning.learner.packing import CreditedCall, pack
+from agentlightning.learner.packing import CreditedCall, pack, split_batch
 from agentlightning.learner.policy import Policy
-from agentlightning.learner.split import split_batch
 from agentlightning.learner.torch_learner import TorchLearner
+from agentlightning.types.arrays import kept_table
 from agentlightning.types.call import Call
-from agentlightning.types.kept import kept_table
 
 from .conftest import call_info
 

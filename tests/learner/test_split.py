@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from agentlightning.learner.base import LossConfig, PackedBatch
-from agentlightning.learner.packing import CreditedCall, pack
+from agentlightning.learner.packing import CreditedCall, RankPart, pack, split_batch
 from agentlightning.learner.policy import Policy
-from agentlightning.learner.split import RankPart, split_batch
 from agentlightning.learner.torch_learner import TorchLearner
 
 

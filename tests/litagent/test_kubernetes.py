@@ -27,7 +27,7 @@ import pytest
 from agentlightning.errors import AgentLightningError, ConfigError, ExecutorError
 from agentlightning.gateway import Gateway
 from agentlightning.litagent import Kubernetes, Limits, Program, ProgramRun
-from agentlightning.litagent.kubernetes import api, attempt, manifests, settings
+from agentlightning.litagent.kubernetes import api, attempt, manifests
 from agentlightning.litagent.kubernetes.attempt import run_job
 from agentlightning.litagent.kubernetes.manifests import AttemptWork, job_of, process
 from agentlightning.runner import LitAgentRunner
@@ -386,7 +386,7 @@ async def test_a_runner_in_a_pod_uses_its_account_and_owns_its_jobs(
     server.token = "of-the-account"
     for name, text in (("token", "of-the-account\n"), ("ca.crt", file.read_text()), ("namespace", "training")):
         (tmp_path / name).write_text(text)
-    for module in (settings, api):
+    for module in (manifests, api):
         monkeypatch.setattr(module, "ACCOUNT", tmp_path)
     host, port = url.removeprefix("https://").split(":")
     variables = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agentlightning.errors import AgentError
-from agentlightning.litagent.resources import GivenResources
+from agentlightning.litagent.litagent import GivenResources
 from agentlightning.types import LLM, PromptTemplate
 
 ENDPOINT = LLM(endpoint="http://localhost/v1", model="m")

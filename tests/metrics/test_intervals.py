@@ -14,9 +14,10 @@ from agentlightning.metrics.intervals import (
     is_positive,
     mean_interval,
     paired_difference,
+    power_words,
+    visible_gain,
     widened,
 )
-from agentlightning.metrics.power import power_words, visible_gain
 
 
 def coverage(tasks: int, p: float) -> float:

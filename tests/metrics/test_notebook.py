@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentlightning.metrics.notebook import NotebookConsole
+from agentlightning.metrics.console import NotebookConsole
 from agentlightning.metrics.svg import curve_svg
 from agentlightning.tracer.trace import Trace
 from agentlightning.trainer import RunResult

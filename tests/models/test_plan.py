@@ -14,7 +14,6 @@ from agentlightning.learner.base import LearnerOptions, LossConfig, PackedBatch
 from agentlightning.learner.policy import LoraSpec, load_policy
 from agentlightning.learner.torch_learner import TorchLearner
 from agentlightning.models.hardware import GIB, GPUS, Hardware, devices, this_cpu
-from agentlightning.models.known import SIZES, known_shape
 from agentlightning.models.plan import (
     HOST_BANDWIDTH,
     KEPT,
@@ -27,7 +26,7 @@ from agentlightning.models.plan import (
     learning_seconds,
     vllm_apart,
 )
-from agentlightning.models.shape import read_shape
+from agentlightning.models.shape import SIZES, known_shape, read_shape
 
 GIVEN = PlannedJob(shape=SIZES["8b"], dtype="bfloat16")
 H100 = GPUS["H100"]

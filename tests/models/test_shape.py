@@ -10,7 +10,7 @@ import pytest
 
 from agentlightning.errors import ModelError
 from agentlightning.models import shipped_models
-from agentlightning.models.memory import memory_of, refuse_what_does_not_fit
+from agentlightning.models.hardware import memory_of, refuse_what_does_not_fit
 from agentlightning.models.shape import read_shape, shape_of
 
 # As the models' own config.json have them; parameters as their pages state them.

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agentlightning.store import InMemoryLightningStore, LightningStoreServer
-from agentlightning.store.http import attendance
+from agentlightning.store.http import api
 from agentlightning.types import EnqueueRolloutRequest, RolloutConfig
 
 AGENT = """
@@ -34,7 +34,7 @@ async def agent(task: int) -> float:
 async def test_a_killed_runner_holds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runners: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(attendance, "QUIET_SECONDS", 0.5)
+    monkeypatch.setattr(api, "_QUIET_SECONDS", 0.5)
     (tmp_path / "an_agent.py").write_text(AGENT)
     store = InMemoryLightningStore()
     server = LightningStoreServer(store, port=0, admin_key="key")
@@ -102,7 +102,7 @@ async def test_a_runner_whose_machine_vanishes_holds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str
 ) -> None:
     """Its connection never ends: only the server's own system can find that out, long before the lease is over."""
-    monkeypatch.setattr(attendance, "QUIET_SECONDS", 0.5)
+    monkeypatch.setattr(api, "_QUIET_SECONDS", 0.5)
     (tmp_path / "an_agent.py").write_text(AGENT)
     store = InMemoryLightningStore()
     server = LightningStoreServer(store, host="10.231.7.1", port=0, admin_key="key")

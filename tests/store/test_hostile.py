@@ -324,7 +324,7 @@ async def drip(server: LightningStoreServer, headers: dict[str, str], sent: byte
 async def test_a_body_of_an_agents_must_come_in_time(
     server: LightningStoreServer, agent: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentlightning.store.http.access.BODY_SECONDS", 0.2)
+    monkeypatch.setattr("agentlightning.store.http.server.BODY_SECONDS", 0.2)
     reader, writer = await drip(server, dict(agent.headers), b"[")
     assert b"408" in await reader.readuntil(b"\r\n")
     writer.close()
@@ -333,7 +333,7 @@ async def test_a_body_of_an_agents_must_come_in_time(
 async def test_what_one_agent_sends_at_once_is_bounded(
     server: LightningStoreServer, agent: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentlightning.store.http.access.MAX_HELD_BYTES", 150)
+    monkeypatch.setattr("agentlightning.store.http.server.MAX_HELD_BYTES", 150)
     _, writer = await drip(server, dict(agent.headers), b"[" + b" " * 99)
     await asyncio.sleep(0.2)
     async with agent.post(SPANS_PATH, data=b"[" + b" " * 100 + b"]", headers=JSON) as answer:

@@ -22,7 +22,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from agentlightning.errors import ConfigError, NotFoundError, StoreError, StoreUnavailableError
 from agentlightning.keys import CALLS, REWARDS, SPANS, TASK, sign_attempt_key, sign_url_key
 from agentlightning.store import LightningStoreClient, LightningStoreServer, SqliteLightningStore
-from agentlightning.store.http import access, otlp, prometheus, transport
+from agentlightning.store.http import api, otlp, server as http_server, transport
 from agentlightning.types import AttemptedRollout, AttemptStatus, RolloutStatus
 from tests.store.builders import make_span
 
@@ -97,7 +97,7 @@ async def test_metrics_for_prometheus(http: aiohttp.ClientSession, embedded: Sql
     by_status = {sample.labels["status"]: sample.value for sample in families["agl_rollouts"].samples}
     assert (by_status.keys(), by_status["queuing"]) == ({status.value for status in RolloutStatus}, 1)
     statistics = {**await embedded.statistics(), "total_spans": 123_456_789}
-    assert "\nagl_spans 123456789\n" in prometheus.render(statistics)  # pyright: ignore[reportArgumentType]
+    assert "\nagl_spans 123456789\n" in api.render(statistics)  # pyright: ignore[reportArgumentType]
 
 
 def test_other_addresses_need_a_key(embedded: SqliteLightningStore) -> None:
@@ -158,7 +158,7 @@ async def test_an_attempts_key_opens_its_attempt_only(
 async def test_an_agent_cannot_fill_the_servers_memory(
     server: LightningStoreServer, embedded: SqliteLightningStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "MAX_BODY_BYTES", 100_000)
+    monkeypatch.setattr(http_server, "_MAX_BODY_BYTES", 100_000)
     mine = await embedded.start_rollout("mine")
     key = server.key_for(mine.rollout_id, mine.attempt.attempt_id, (SPANS,))
     large = [make_span(mine, "step", text="x" * 100_000).model_dump(mode="json")]

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from agentlightning.errors import StoreError
 from agentlightning.store import LightningStore, LightningStoreClient, LightningStoreServer, SqliteLightningStore
-from agentlightning.store.http.openapi import document
+from agentlightning.store.http.api import document
 from agentlightning.store.http.table import BY_NAME, OPERATIONS, HttpOperation, find
 
 OTHERWISE = {"enqueue_rollout", "dequeue_rollout", "wait_for_any_rollout", "get_latest_attempt", "add_span"} | {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentlightning.tracer import DummyTracer, GatewayAccess, instrument, uninstrument
-from agentlightning.tracer.frameworks import framework_agent_name
+from agentlightning.tracer.otel import framework_agent_name
 
 RUNS = """
 class Agent:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, strategies as st
 
-from agentlightning.types.arrays import int32_bytes
-from agentlightning.types.kept import fits_kept, joined_kept, kept_array, kept_table
+from agentlightning.types.arrays import fits_kept, int32_bytes, joined_kept, kept_array, kept_table
 
 SETS = st.lists(st.none() | st.lists(st.integers(0, 99), min_size=1, max_size=4, unique=True), max_size=5)
 

@@ -20,7 +20,7 @@ from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_directory
-from agentlightning.metrics.jsonl import METRICS_FILE, RUN_FILE
+from agentlightning.metrics.sink import METRICS_FILE, RUN_FILE
 from agentlightning.reading import read_json, read_object
 
 if TYPE_CHECKING:

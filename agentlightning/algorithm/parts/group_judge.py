@@ -45,8 +45,8 @@ from agentlightning.gateway.routing.spending import TokenPrice, Usage
 from agentlightning.metrics.catalogue import REWARD, Metric
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Outcome, Span
+from agentlightning.types.data import RolloutRecord
 from agentlightning.types.names import ANNOTATION, JUDGED, MESSAGE_BODY, REWARDED_LATER
-from agentlightning.types.record import RolloutRecord
 from agentlightning.types.reward import reward_attributes, whole_parts
 
 KEY = "AGL_JUDGE_KEY"

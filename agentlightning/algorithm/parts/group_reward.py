@@ -21,10 +21,9 @@ from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import ConfigError, JudgeError, RewardError, own_line
 from agentlightning.litagent import LitAgent
 from agentlightning.types import Outcome, Span
+from agentlightning.types.data import GroupReward, Rewarded, RolloutRecord, Sibling
 from agentlightning.types.names import ANNOTATION, GROUP_REWARDED, REWARDED_LATER
-from agentlightning.types.record import RolloutRecord
 from agentlightning.types.reward import reward_attributes, whole_parts
-from agentlightning.types.sibling import GroupReward, Rewarded, Sibling
 
 PART = "group"
 """The name of a reward that was returned as a number."""

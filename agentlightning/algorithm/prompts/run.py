@@ -39,7 +39,7 @@ from agentlightning.algorithm.prompts.settings import PromptSettings, held_out
 from agentlightning.algorithm.prompts.significance import evidence, threshold
 from agentlightning.algorithm.rollout_verdicts import with_cause
 from agentlightning.errors import ConfigError
-from agentlightning.metrics.power import power_words
+from agentlightning.metrics.intervals import power_words
 from agentlightning.types import Dataset, PromptTemplate
 
 JOURNAL_FILE = "critic.jsonl"

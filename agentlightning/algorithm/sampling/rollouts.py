@@ -16,7 +16,7 @@ from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.gateway.sampling.settings import mix
 from agentlightning.store.base import LightningStore
 from agentlightning.types import FINISHED_ROLLOUT, Dataset, EnqueueRolloutRequest, Outcome, RolloutMode, RolloutStatus
-from agentlightning.types.record import RolloutRecord
+from agentlightning.types.data import RolloutRecord
 from agentlightning.types.rollout import SAMPLING_SEED
 
 STATUS_SECONDS = 1.0

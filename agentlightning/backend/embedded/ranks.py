@@ -3,26 +3,31 @@
 Every verb goes to all ranks, which do it together (`learner.rank_learner`); after a step rank 0 copies the new weights
 into the whole model, which the engine samples from and which is exported. A rank that ends by itself ends the model
 process with it, named: the run goes on from its last checkpoint.
+
+The further ranks of a learner, as rank 0 has them: processes started here, or ones that wait on other machines.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import msgspec
 import torch
 import torch.distributed as dist
 import transformers
 
-from agentlightning.backend.embedded.followers import Follower, exit_now, reach, start_here
 from agentlightning.backend.embedded.inbox import Inbox
 from agentlightning.backend.embedded.protocol import (
     Forward,
@@ -33,12 +38,13 @@ from agentlightning.backend.embedded.protocol import (
     ProcessSettings,
     RankPlace,
     SaveState,
+    SocketAddress,
     StopProcess,
     Verb,
     frame,
 )
 from agentlightning.engine.events import POLICY
-from agentlightning.errors import AgentLightningError, ConfigError
+from agentlightning.errors import AgentLightningError, ConfigError, EngineError
 from agentlightning.files import atomic_directory
 from agentlightning.learner.base import (
     LossConfig,
@@ -69,7 +75,7 @@ class Leader:
         """`policy` is the whole model. Starts the other ranks; raises what any rank finds wrong with the model."""
         self.policy = policy
         addresses = settings.followers
-        self._followers = [reach(a) for a in addresses] or [start_here() for _ in range(1, settings.ranks)]
+        self._followers = [_reach(a) for a in addresses] or [_start_here() for _ in range(1, settings.ranks)]
         meeting = _meeting(self._followers[0].sock.getsockname()[0] if addresses else "127.0.0.1")
         for rank, follower in enumerate(self._followers, 1):
             place = RankPlace(rank, settings.ranks, meeting)
@@ -132,12 +138,12 @@ class Leader:
         except Exception:
             time.sleep(_SECONDS_TO_NAME)  # a rank that died is named meanwhile, by whoever watches it
             logger.exception("%s failed on learner rank 0; the model process ends", type(verb).__name__)
-            exit_now()
+            _exit_now()
 
     def _watch(self, rank: int, follower: Follower) -> None:
         """End this process when a rank ends: the others wait for it in the middle of a pass."""
         logger.error("Learner rank %d %s; the model process ends with it", rank, follower.wait())
-        exit_now()
+        _exit_now()
 
 
 def _meeting(host: str) -> str:
@@ -228,3 +234,63 @@ def _do(learner: RankLearner, verb: Verb) -> None:
             learner.load_state(path)
         case _:
             raise AssertionError(f"not for ranks: {verb}")
+
+
+_REACH_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """One of them."""
+
+    sock: socket.socket
+    wait: Callable[[], str]
+    """Returns when it has ended; who it was and how it ended."""
+
+
+def _start_here() -> Follower:
+    """A process of this machine, which ends with this one."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "agentlightning.backend.embedded.rank", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+
+    def wait() -> str:
+        code = process.wait()
+        how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return f"(process {process.pid}) ended {how}"
+
+    return Follower(ours, wait)
+
+
+def _reach(address: SocketAddress) -> Follower:
+    """One that waits at an address. Raises EngineError where nobody does."""
+    try:
+        sock = socket.create_connection((address.host, address.port), timeout=_REACH_SECONDS)
+    except OSError as error:
+        raise EngineError(f"The learner's rank at {address.host}:{address.port} cannot be reached: {error}.") from error
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # Between two steps nothing is sent; a machine that is gone must be noticed all the same.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.sendall(address.key.encode())
+
+    def wait() -> str:
+        try:
+            while sock.recv(1 << 12):
+                pass  # it says nothing
+        except OSError:
+            pass
+        return f"(at {address.host}:{address.port}) is gone"
+
+    return Follower(sock, wait)
+
+
+def _exit_now() -> NoReturn:
+    """End this process without a word to those who wait in the middle of a pass."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)

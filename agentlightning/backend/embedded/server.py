@@ -27,6 +27,7 @@ import torch
 import transformers
 
 from agentlightning.backend.base import BackendStats
+from agentlightning.backend.embedded.connection import PULSE_SECONDS
 from agentlightning.backend.embedded.inbox import Inbox
 from agentlightning.backend.embedded.protocol import (
     Abort,
@@ -67,7 +68,6 @@ from agentlightning.backend.embedded.protocol import (
     frame,
 )
 from agentlightning.backend.embedded.ranks import Leader
-from agentlightning.backend.embedded.stall import PULSE_SECONDS
 from agentlightning.engine.base import EngineInfo
 from agentlightning.engine.contexts import cache_budget
 from agentlightning.engine.events import POLICY, Event, Failed, Request

@@ -5,10 +5,11 @@
       └ files through Ray's object store ─→ engines (`Engines`: ours; or vLLM's servers), checkpoints (this machine)
 
 Ray places processes, says when one ended, and carries files; what is computed is told over sockets.
-"""
 
-# Where Ray is not installed, pyright takes the folder of this file for it.
-# pyright: reportAttributeAccessIssue=false
+verl's workers as the ranks of the learner: what they cannot do is refused, and what their driver is told.
+
+The driver is a model process on the cluster as any other; it computes on the CPU, and does not count as a rank.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ import itertools
 import logging
 import secrets
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,25 +30,32 @@ from agentlightning.backend.base import BackendStats, ModelSpec
 from agentlightning.backend.embedded.backend import EmbeddedBackend, settings_of
 from agentlightning.backend.embedded.client import ModelProcess
 from agentlightning.backend.embedded.download import fetch
+from agentlightning.backend.embedded.protocol import ProcessSettings
 from agentlightning.backend.fleet import first_end
-from agentlightning.backend.ray.carry import CarriedModels, Weights, is_folder, one_per_machine
-from agentlightning.backend.ray.cluster import LOOPBACK, Cluster, Placement, connected, reserve
+from agentlightning.backend.ray.carry import (
+    CarriedModels,
+    Weights,
+    base_of,
+    is_folder,
+    one_per_machine,
+    pack,
+    set_base,
+    unpack,
+)
+from agentlightning.backend.ray.cluster import LOOPBACK, Cluster, Need, Placement, connected, on_other_machines, reserve
 from agentlightning.backend.ray.elastic import Elastic
-from agentlightning.backend.ray.engine import RayEngine
-from agentlightning.backend.ray.engines import Engines
-from agentlightning.backend.ray.folder import base_of, pack, set_base, unpack
+from agentlightning.backend.ray.engines import Engines, RayEngine
 from agentlightning.backend.ray.host import Host, LearnerRank, Porter
-from agentlightning.backend.ray.needs import Need, on_other_machines
-from agentlightning.backend.ray.on_verl import driver_settings, refuse_for_verl
 from agentlightning.backend.ray.on_vllm import vllm_servers
-from agentlightning.backend.ray.options import parse_options
+from agentlightning.backend.ray.options import RayOptions, parse_options
 from agentlightning.backend.ray.server import Placed, RayServer, arrived
 from agentlightning.backend.vllm.backend import served_by
 from agentlightning.backend.vllm.engine import VLLMEngine
 from agentlightning.backend.vllm.servers import Servers
 from agentlightning.engine.base import EngineInfo
 from agentlightning.engine.limits import MIN_CONTEXT
-from agentlightning.errors import AgentLightningError
+from agentlightning.errors import AgentLightningError, ConfigError
+from agentlightning.learner.verl.sizes import Sizes
 
 
 class RayBackend(EmbeddedBackend):
@@ -61,7 +69,7 @@ class RayBackend(EmbeddedBackend):
         self._options = parse_options(spec.backend_options)
         self._settings = settings_of(spec)
         if self._options.on_verl:
-            refuse_for_verl(spec, self._options)
+            _refuse_for_verl(spec, self._options)
         self._folder = str(Path(tempfile.gettempdir()) / f"agl-ray-{secrets.token_hex(8)}")
         self._models = CarriedModels(self._folder)
         self._numbers = itertools.count()
@@ -271,3 +279,51 @@ class RayBackend(EmbeddedBackend):
 
     async def close(self) -> None:
         await self._stack.aclose()
+
+
+_PRECISIONS = ("float32", "bfloat16")
+
+
+def _refuse_for_verl(spec: ModelSpec, options: RayOptions) -> None:
+    """Raises ConfigError for what rows through verl's workers cannot do, with what to change."""
+    own = "or take learner='own'."
+    checks = {
+        f"train one policy: leave policies out, {own}": not spec.adapters,
+        f"keep layers whole: leave tensor_parallel out, {own}": spec.tensor_parallel == 1,
+        f"have no critic: take credit='broadcast', {own}": not spec.critic,
+        f"compute in {' or '.join(_PRECISIONS)}: set dtype, {own}": spec.dtype in _PRECISIONS,
+        f"share a row among {options.sequence_parallel}: let ranks be a multiple of sequence_parallel.": (
+            spec.ranks % options.sequence_parallel == 0
+        ),
+        "offload by an option of the backend's: set backend_options={'offload': True}, and leave the setting out.": (
+            not spec.offload
+        ),
+    }
+    _refuse(checks)
+
+
+def _refuse(checks: Mapping[str, bool]) -> None:
+    for words, holds in checks.items():
+        if not holds:
+            raise ConfigError(f"verl's workers {words}")
+
+
+def driver_settings(settings: ProcessSettings, options: RayOptions, gpus: float) -> ProcessSettings:
+    """What the process that drives the workers is told. Raises ConfigError for what they cannot do on these devices."""
+    flash = (
+        "share a row on GPUs in bfloat16 only (FlashAttention): set dtype='bfloat16', or leave sequence_parallel out."
+    )
+    _refuse(
+        {
+            flash: not gpus or options.sequence_parallel == 1 or settings.dtype == "bfloat16",
+            "have nothing to offload from a CPU: leave offload out.": bool(gpus) or not options.offload,
+        }
+    )
+    sizes = Sizes(
+        workers=settings.ranks,
+        sequence_parallel=options.sequence_parallel,
+        offload=options.offload,
+        cpus=options.cpus_per_rank,
+        gpus=gpus,
+    )
+    return msgspec.structs.replace(settings, device="cpu", ranks=1, verl=sizes)

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NoReturn
 
 from agentlightning.backend.fleet import Fleet, Replica
-from agentlightning.backend.ray.cluster import Placement
-from agentlightning.backend.ray.needs import Need, Resources, fits_on
+from agentlightning.backend.ray.cluster import Need, Placement, Resources, fits_on
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,12 @@
-"""`Engines`: a run's own engines on the cluster, model processes that only sample, and what is published to them."""
+"""`Engines`: a run's own engines on the cluster, model processes that only sample, and what is published to them.
+
+A policy's `Engine`: requests go to one of the engines on the cluster, and to another one when it is lost.
+
+`ReplicaSampler`: one engine on the cluster that is kept alive, and kept at the weights that were published last.
+
+It is a model process without a learner. One that ends is started again, wherever Ray finds room, and gets the current
+weights before it samples.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +14,99 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 import msgspec
 
 from agentlightning.backend.base import ModelSpec
-from agentlightning.backend.counters import Counters
+from agentlightning.backend.counters import Counters, Seeds
 from agentlightning.backend.embedded.client import ModelProcess
 from agentlightning.backend.embedded.protocol import Pause, ProcessSettings, Reseed, Resume
 from agentlightning.backend.fleet import Fleet
 from agentlightning.backend.ray.carry import Weights
-from agentlightning.backend.ray.engine import RayEngine, RaySampling
 from agentlightning.backend.ray.host import EngineProcess, Host
 from agentlightning.backend.ray.options import RayOptions
-from agentlightning.backend.ray.sampler import ReplicaSampler
 from agentlightning.backend.ray.server import Placed, RayServer
-from agentlightning.backend.seeds import Seeds
-from agentlightning.errors import AgentLightningError, BackendDied, message_of
+from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
+from agentlightning.errors import AgentLightningError, BackendDied, EngineError, message_of
+from agentlightning.types.arrays import Int32Array
+
+_Launch = Callable[[], Awaitable[tuple[Placed, ModelProcess]]]
+"""Places a host and starts a model process in it."""
+_Bring = Callable[["ReplicaSampler"], Awaitable[None]]
+"""Gives one that just began the current weights."""
+_Leave = Callable[[Placed], Awaitable[None]]
+"""Removes what only this host was still to read."""
+
+
+class ReplicaSampler:
+    """`run` keeps it alive until it is cancelled, or gives up with an EngineError."""
+
+    def __init__(self, name: str, launch: _Launch, bring: _Bring, leave: _Leave, *, restarts: int) -> None:
+        self.name = name
+        self.running = 0
+        """Requests that it is sampling."""
+        self.served = 0
+        """Requests that it finished."""
+        self.ready = asyncio.Event()
+        self.publication_seconds = 0.0
+        self.host: Placed | None = None
+        self.process: ModelProcess | None = None
+        self._launch = launch
+        self._bring = bring
+        self._leave = leave
+        self._restarts = restarts
+        self._replaced = ""
+        """Why it is, if that was not its own end."""
+
+    def replace(self, host: Placed | None, why: str) -> None:
+        """End this host; another one is started in its place. Nothing to do where that has begun already."""
+        if host is not None and host is self.host:
+            self._replaced = why
+            self.ready.clear()
+            host.end()
+
+    def lost(self, cause: BackendDied) -> None:
+        self.ready.clear()
+
+    async def run(self) -> None:
+        """Raises EngineError when it cannot be started, or died too often."""
+        deaths, served = 0, 0
+        while True:
+            try:
+                await self._live()
+            except BackendDied as end:
+                death = BackendDied(self._replaced) if self._replaced else end
+                deaths = 1 if self.served > served else deaths + 1
+                served = self.served
+                if deaths > self._restarts:
+                    raise EngineError(f"{death}\nIt was started {deaths} times and ended each time.") from death
+                logger.warning("%s\nIt is started again.", death)
+            finally:
+                self.ready.clear()
+                await self._end()
+
+    async def _live(self) -> None:
+        self._replaced = ""
+        self.host, self.process = await self._launch()
+        await self._bring(self)
+        self.ready.set()
+        logger.info("%s samples", self.host)
+        await self.process.watch()
+
+    async def _end(self) -> None:
+        process, self.process = self.process, None
+        host, self.host = self.host, None
+        if process is not None:
+            with suppress(AgentLightningError):
+                await process.close()
+        if host is not None:
+            await self._leave(host)
+            host.end()
+
 
 logger = logging.getLogger(__name__)
 
@@ -205,3 +287,65 @@ class Engines:
 
     async def close(self) -> None:
         await self.fleet.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaySampling:
+    """What the engines of all policies share."""
+
+    fleet: Fleet[ReplicaSampler]
+    seeds: Seeds
+    concurrency_of_each: int
+    counters: Counters = field(default_factory=Counters)
+
+
+class RayEngine:
+    """See `Engine`. `version` is that of what was published last."""
+
+    def __init__(self, policy: str, shared: RaySampling, version: int = 0) -> None:
+        self._policy = policy
+        self._shared = shared
+        self.version = version
+
+    async def info(self) -> EngineInfo:
+        sampler = await self._shared.fleet.pick("")
+        assert sampler.process is not None
+        info = await sampler.process.policy(self._policy).info()
+        at_once = self._shared.concurrency_of_each * len(self._shared.fleet.replicas)
+        return msgspec.structs.replace(info, version=self.version, max_concurrency=at_once)
+
+    async def generate(
+        self, prompt_ids: Int32Array, params: SamplingParams, *, stream: bool = False, request_id: str | None = None
+    ) -> AsyncGenerator[Chunk, None]:
+        """See `Engine.generate`, and `Fleet.sample` for an engine that is lost."""
+        shared = self._shared
+        if params.seed is None:
+            params = msgspec.structs.replace(params, seed=shared.seeds.next())
+        async with aclosing(
+            shared.fleet.sample(prompt_ids, params, lambda one: self._sample(one, prompt_ids, params, stream))
+        ) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _sample(
+        self, sampler: ReplicaSampler, prompt_ids: Int32Array, params: SamplingParams, stream: bool
+    ) -> AsyncGenerator[Chunk, None]:
+        """One try on one engine."""
+        if sampler.process is None:
+            raise BackendDied(f"{sampler.name} has just ended.")
+        counters, cached = self._shared.counters, 0
+        sampler.running += 1
+        counters.begin()
+        try:
+            handle = sampler.process.policy(self._policy)
+            async with aclosing(handle.generate(prompt_ids, params, stream=stream)) as chunks:
+                async for chunk in chunks:
+                    counters.sampled += len(chunk.ids)
+                    cached = max(cached, chunk.cached_tokens)
+                    yield chunk
+            sampler.served += 1
+            counters.cached += cached
+            counters.prefilled += len(prompt_ids) - cached
+        finally:
+            sampler.running -= 1
+            counters.end()

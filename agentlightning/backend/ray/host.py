@@ -2,6 +2,10 @@
 
 Ray starts it and says when it ended; what it computes it is told over a socket, as the embedded backend's processes
 are. Files go through Ray's object store.
+
+Which processes share a machine's files: those that find the same word in the same folder.
+
+An address does not say it: containers with a network in common have folders of their own.
 """
 
 from __future__ import annotations
@@ -9,13 +13,15 @@ from __future__ import annotations
 import hmac
 import logging
 import os
+import secrets
 import shutil
 import socket
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
+from agentlightning.backend.ray.carry import Packed, checksums, digest_of, pack, unpack_once
 from agentlightning.backend.ray.cluster import this_machine
-from agentlightning.backend.ray.folder import Packed, checksums, digest_of, pack, unpack_once
-from agentlightning.backend.ray.machine import machine_of
 from agentlightning.backend.vllm.worker.agl_vllm_worker import sums_of
 from agentlightning.keys import new_key
 
@@ -49,7 +55,7 @@ class Host:
         return host, self._door.getsockname()[1], self._key, os.getpid(), self._machine()
 
     def _machine(self) -> str:
-        return machine_of(dict.fromkeys((self._folder, self._weights)))
+        return _machine_of(dict.fromkeys((self._folder, self._weights)))
 
     def serve(self) -> int:
         """Be a model process; 1 where the policies could not be loaded."""
@@ -138,3 +144,21 @@ def _read(sock: socket.socket, count: int) -> bytes:
     while len(data) < count and (more := sock.recv(count - len(data))):
         data += more
     return data
+
+
+_NAME = ".machine"
+
+
+def _machine_of(folders: Iterable[Path]) -> str:
+    """A word that all processes find which see the very same folders, made by the first of them."""
+    return "-".join(_word_in(folder) for folder in folders)
+
+
+def _word_in(folder: Path) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh, kept = folder / f"{_NAME}-{secrets.token_hex(8)}", folder / _NAME
+    fresh.write_text(secrets.token_hex(8))
+    with suppress(FileExistsError):  # a link appears whole, and never in place of another one
+        os.link(fresh, kept)
+    fresh.unlink()
+    return kept.read_text()

@@ -22,9 +22,8 @@ from agentlightning.backend.ray.host import Host
 from agentlightning.backend.ray.options import RayOptions
 from agentlightning.backend.ray.server import Placed
 from agentlightning.backend.vllm.api import Sums
-from agentlightning.backend.vllm.command import ServerContent, arguments, environment
 from agentlightning.backend.vllm.options import ServerOptions, find_vllm, shared_memory
-from agentlightning.backend.vllm.process import ServerProcess, free_port
+from agentlightning.backend.vllm.process import ServerContent, ServerProcess, arguments, environment, free_port
 from agentlightning.backend.vllm.publication import for_all
 from agentlightning.backend.vllm.replica import Bring, Replica
 from agentlightning.backend.vllm.servers import Servers

@@ -15,10 +15,17 @@ from agentlightning.backend.embedded.backend import EmbeddedBackend, settings_of
 from agentlightning.backend.embedded.client import ModelProcess
 from agentlightning.backend.fleet import first_end
 from agentlightning.backend.vllm.broadcast import Broadcast
-from agentlightning.backend.vllm.command import ServerContent, arguments, environment, is_on_cpu
 from agentlightning.backend.vllm.engine import VLLMEngine
 from agentlightning.backend.vllm.options import find_vllm, parse_options, shared_memory
-from agentlightning.backend.vllm.process import LOOPBACK, ServerProcess, free_port
+from agentlightning.backend.vllm.process import (
+    LOOPBACK,
+    ServerContent,
+    ServerProcess,
+    arguments,
+    environment,
+    free_port,
+    is_on_cpu,
+)
 from agentlightning.backend.vllm.publication import SharedFolder
 from agentlightning.backend.vllm.replica import Bring, Replica
 from agentlightning.backend.vllm.servers import Servers
@@ -27,7 +34,7 @@ from agentlightning.engine.limits import MIN_CONTEXT
 from agentlightning.errors import ConfigError
 from agentlightning.keys import new_key
 from agentlightning.models import resolve_model
-from agentlightning.models.memory import memory_of
+from agentlightning.models.hardware import memory_of
 from agentlightning.models.shape import BYTES_OF, ModelShape, read_shape
 from agentlightning.reading import read_object
 

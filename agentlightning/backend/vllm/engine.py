@@ -1,23 +1,45 @@
-"""A policy's `Engine`: token ids to a vLLM server and back, with log-probs, weight versions and a second try."""
+"""A policy's `Engine`: token ids to a vLLM server and back, with log-probs, weight versions and a second try.
+
+Plain log-probs of tokens that were drawn from a restricted distribution (top_p, top_k, min_p, a grammar).
+
+vLLM gives the log-prob of a token under the distribution it was drawn from: with nothing restricted that is the plain
+softmax at the request's temperature, otherwise the renormalised rest. Then the tokens are scored again, by the same
+server under the same weights, in one request whose prompt is prompt and response: vLLM gives the log-probs of a
+prompt's tokens, at temperature 1.
+
+At another temperature T the plain log-prob of x is log p(x) / T − log Z with Z = Σ p(v)^(1/T). Z is had from any token
+of which both are known, so every place is asked for its most probable next token at T: a one-token request each, whose
+prompt the prefix cache holds.
+
+Shape letter: T sampled tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
-from agentlightning.backend.counters import Counters
+from agentlightning.backend.counters import Counters, Seeds
 from agentlightning.backend.fleet import Fleet
-from agentlightning.backend.seeds import Seeds
 from agentlightning.backend.vllm.api import ReplicaLost
-from agentlightning.backend.vllm.gate import Gate
-from agentlightning.backend.vllm.plain import with_plain_logprobs
-from agentlightning.backend.vllm.publication import RequestTarget, ServerPublication
+from agentlightning.backend.vllm.publication import Gate, RequestTarget, ServerPublication
 from agentlightning.backend.vllm.replica import Replica
-from agentlightning.backend.vllm.wire import WireAnswer, chunk_of, prompt_of, restricts, sampling, split, versions_of
+from agentlightning.backend.vllm.wire import (
+    Logprobs,
+    WireAnswer,
+    chunk_of,
+    prompt_of,
+    restricts,
+    sampling,
+    split,
+    versions_of,
+)
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
 from agentlightning.engine.limits import check_bias, check_grammar, check_params, check_prompt
 from agentlightning.errors import EngineError
@@ -116,7 +138,7 @@ class VLLMEngine:
         versions = versions_of(choice) if target.says_version else [(target.version, 0, 0)]
         chunk = chunk_of(choice, params, version=versions[-1][0], cached_tokens=answer.cached_tokens)
         if restricts(params):
-            chunk = await with_plain_logprobs(
+            chunk = await _with_plain_logprobs(
                 lambda scoring: replica.api.generate({**_of(target), **scoring}), prompt_ids, chunk, params
             )
         if params.prompt_logprobs is not None:
@@ -165,3 +187,65 @@ def _refuse_other(versions: Sequence[tuple[int, int, int]], wanted: int) -> None
             f"A response that was to be sampled by weight version {wanted} was sampled by {min(other)}: somebody else "
             "changes the weights of this vLLM server."
         )
+
+
+_AT_ONCE = 32
+"""Tokens that are asked for at the same time."""
+
+_Generate = Callable[[Mapping[str, Any]], Awaitable[WireAnswer]]
+"""Asks the server and adapter that sampled; the body has `token_ids` and `sampling_params`."""
+
+
+async def _with_plain_logprobs(
+    generate: _Generate, prompt_ids: Int32Array, chunk: Chunk, params: SamplingParams
+) -> Chunk:
+    """The chunk with the plain log-probs of its tokens and alternatives. No weights may change meanwhile."""
+    if not len(chunk.ids):
+        return chunk
+    ids_T = chunk.ids.tolist()
+    whole, top = [*prompt_ids.tolist(), *ids_T], params.top_logprobs
+    rows = await _as_a_prompt(generate, whole, len(ids_T), max(1, top))
+    if params.temperature not in (0, 1):
+        rows = await _at_temperature(generate, whole, rows, params.temperature)
+    found = msgspec.structs.replace(
+        chunk, plain_logprobs=np.array([row[i] for row, i in zip(rows, ids_T, strict=True)], dtype=np.float32)
+    )
+    if not top:
+        return found
+    ranked = [sorted(row.items(), key=lambda item: (-item[1], item[0]))[:top] for row in rows]
+    return msgspec.structs.replace(
+        found,
+        top_ids=np.array([[i for i, _ in row] for row in ranked], dtype=np.int32),
+        top_logprobs=np.array([[p for _, p in row] for row in ranked], dtype=np.float32),
+    )
+
+
+async def _as_a_prompt(generate: _Generate, whole: list[int], count: int, top: int) -> list[dict[int, float]]:
+    """For each of the last `count` tokens its log-prob and those of the `top` most probable ones, at temperature 1."""
+    scoring = {"max_tokens": 1, "prompt_logprobs": top, "detokenize": False}
+    answer = await generate({"token_ids": whole, "sampling_params": scoring})
+    rows = (answer.prompt_logprobs or [])[-count:]
+    if len(rows) != count:
+        raise EngineError("vLLM gave no log-probs of a prompt's tokens.")
+    return [{int(token): scored.logprob for token, scored in (row or {}).items()} for row in rows]
+
+
+async def _at_temperature(
+    generate: _Generate, whole: list[int], rows: list[dict[int, float]], temperature: float
+) -> list[dict[int, float]]:
+    """The rows at another temperature."""
+    # Two log-probs are the sampled token's and the most probable one's.
+    slots = asyncio.Semaphore(_AT_ONCE)
+    settings = {"max_tokens": 1, "temperature": temperature, "logprobs": 2, "detokenize": False}
+
+    async def at_place(place: int, row: dict[int, float]) -> dict[int, float]:
+        async with slots:
+            answer = await generate({"token_ids": whole[:place], "sampling_params": settings})
+        content = (answer.choices[0].logprobs or Logprobs()).content
+        assert content, answer
+        highest = max(a.logprob for a in (*content[0].top_logprobs, content[0]))
+        log_z = max(row.values()) / temperature - highest
+        return {token: logprob / temperature - log_z for token, logprob in row.items()}
+
+    first = len(whole) - len(rows)
+    return await asyncio.gather(*(at_place(first + t, row) for t, row in enumerate(rows)))

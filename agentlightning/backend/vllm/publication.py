@@ -7,6 +7,8 @@ What is current is kept there, so that a server that starts again can be given i
                   began with, and the one before the last is unloaded. Nothing waits.
     all weights   requests under way finish or are held, the server takes the weights in place and forgets all contexts,
                   new tokens carry the new version, what was held goes on.
+
+`Gate`: who may sample while weights change. Requests enter and leave; whoever changes weights closes it.
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ import logging
 import shutil
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from agentlightning.backend.vllm.api import Sums
-from agentlightning.backend.vllm.gate import Gate
 from agentlightning.backend.vllm.replica import Replica
 from agentlightning.backend.vllm.worker.agl_vllm_worker import sums_of
 from agentlightning.errors import BackendDied, EngineError, ModelError
@@ -239,3 +241,47 @@ async def for_all(replicas: Sequence[Replica], change: Callable[[Replica], Await
         if error is not None:
             logger.warning("%s did not take what was published; it is tried again. %s", replica.name, error)
             replica.suspect(stale=True)
+
+
+class Gate:
+    """Open at first. Closing it lets nobody in; those who are inside go on."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Condition()
+        self._closed = 0
+        self._must_finish = 0
+
+    @asynccontextmanager
+    async def inside(self, *, must_finish: bool) -> AsyncIterator[None]:
+        """Wait until it is open. With `must_finish` weights change only after the block."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._closed)
+            self._must_finish += must_finish
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._must_finish -= must_finish
+                self._changed.notify_all()
+
+    async def close(self) -> None:
+        """Let nobody in. As often as it was closed it must be opened."""
+        async with self._changed:
+            self._closed += 1
+
+    async def open(self) -> None:
+        """Undo one `close`; more than were closed change nothing."""
+        async with self._changed:
+            self._closed = max(0, self._closed - 1)
+            self._changed.notify_all()
+
+    @asynccontextmanager
+    async def closed(self) -> AsyncIterator[None]:
+        """Nobody enters during the block, and those who must finish have done so before it."""
+        await self.close()
+        try:
+            async with self._changed:
+                await self._changed.wait_for(lambda: not self._must_finish)
+            yield
+        finally:
+            await self.open()

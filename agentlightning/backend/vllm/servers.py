@@ -11,13 +11,11 @@ from typing import NoReturn
 import msgspec
 
 from agentlightning.backend.base import ModelSpec
-from agentlightning.backend.counters import Counters
+from agentlightning.backend.counters import Counters, Seeds
 from agentlightning.backend.fleet import Fleet
-from agentlightning.backend.seeds import Seeds
-from agentlightning.backend.vllm.command import ServerContent
 from agentlightning.backend.vllm.engine import VLLMEngine, VLLMSampling
-from agentlightning.backend.vllm.gate import Gate
-from agentlightning.backend.vllm.publication import AdapterPublication, WeightExchange, WeightsPublication
+from agentlightning.backend.vllm.process import ServerContent
+from agentlightning.backend.vllm.publication import AdapterPublication, Gate, WeightExchange, WeightsPublication
 from agentlightning.backend.vllm.replica import Bring, Replica
 from agentlightning.engine.base import EngineInfo
 

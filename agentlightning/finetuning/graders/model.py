@@ -17,9 +17,16 @@ from typing import Any, ClassVar
 from agentlightning.algorithm.parts.group_judge import refused_field
 from agentlightning.algorithm.prompts.critic import CriticFailure, HttpCritic, Question, complete
 from agentlightning.errors import JudgeError
-from agentlightning.finetuning.graders.base import Grader, GraderFailed, GraderFields, Grading, Score
+from agentlightning.finetuning.graders.base import (
+    MOST_FILLED,
+    Grader,
+    GraderFailed,
+    GraderFields,
+    Grading,
+    Score,
+    Template,
+)
 from agentlightning.finetuning.graders.settings import GraderSettings
-from agentlightning.finetuning.graders.template import MOST_FILLED, Template
 from agentlightning.gateway import Provider
 
 _SAMPLING = ("max_completions_tokens", "temperature", "top_p", "seed", "reasoning_effort")

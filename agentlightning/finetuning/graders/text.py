@@ -11,10 +11,9 @@ from functools import cache
 from typing import Any, ClassVar
 
 from agentlightning.errors import missing_extra
-from agentlightning.finetuning.graders.base import Grader, GraderFailed, GraderFields, Grading, Score
+from agentlightning.finetuning.graders.base import Grader, GraderFailed, GraderFields, Grading, Score, Template
 from agentlightning.finetuning.graders.model import HttpModels
 from agentlightning.finetuning.graders.settings import EMBEDDINGS_KEY, GraderSettings
-from agentlightning.finetuning.graders.template import Template
 
 CHECKS: Mapping[str, Callable[[str, str], bool]] = {
     "eq": lambda text, reference: text == reference,

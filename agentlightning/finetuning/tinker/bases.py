@@ -20,8 +20,7 @@ import msgspec
 from agentlightning.algorithm.checkpoint import served_model
 from agentlightning.backend import ComputeSettings, ModelSettings, ModelSpec
 from agentlightning.backend.embedded.backend import settings_of
-from agentlightning.backend.embedded.client import ModelProcess
-from agentlightning.backend.embedded.handle import PolicyHandle
+from agentlightning.backend.embedded.client import ModelProcess, PolicyHandle
 from agentlightning.engine.base import EngineInfo
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError
 from agentlightning.finetuning.recipe import BaseModel

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentlightning.backend.embedded.handle import PolicyHandle
+from agentlightning.backend.embedded.client import PolicyHandle
 from agentlightning.errors import EngineError
 from agentlightning.finetuning.recipe import BaseModel
 from agentlightning.finetuning.tinker.bases import LoadedBase

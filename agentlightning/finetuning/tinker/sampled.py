@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from agentlightning.backend.embedded.handle import PolicyHandle
+from agentlightning.backend.embedded.client import PolicyHandle
 from agentlightning.engine.base import Chunk, SamplingParams, concat
 from agentlightning.finetuning.tinker import bodies
 from agentlightning.finetuning.tinker.proto import SampleResponse

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agentlightning.gateway.dialects.base import Dialect
+from agentlightning.gateway.dialects.base import Dialect, DialectRoute, Paths
 from agentlightning.gateway.dialects.chat import ChatDialect
 from agentlightning.gateway.dialects.completions import CompletionsDialect
 from agentlightning.gateway.dialects.embeddings import EmbeddingsDialect
 from agentlightning.gateway.dialects.gemini import GeminiDialect
 from agentlightning.gateway.dialects.messages import MessagesDialect
-from agentlightning.gateway.dialects.paths import DialectRoute, Paths
 from agentlightning.gateway.dialects.responses import ResponsesDialect
 from agentlightning.gateway.exchange import Refusal
 

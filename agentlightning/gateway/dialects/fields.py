@@ -16,7 +16,7 @@ from agentlightning.gateway.dialects.base import Fields, Kinds
 from agentlightning.gateway.dialects.tables.common import ALLOWED, CHOICE, FORMAT, FORMATS
 from agentlightning.gateway.exchange import AnswerSchema, Refusal, ToolChoice, unsupported
 from agentlightning.rendering.messages import Message, Tool
-from agentlightning.types.left_out import MEDIA, LeftOut
+from agentlightning.types.call import MEDIA, LeftOut
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from agentlightning.errors import AgentLightningError, ModelError
 from agentlightning.gateway.dialects import DIALECTS
 from agentlightning.gateway.dialects.fields import check_strict, required
 from agentlightning.gateway.exchange import UNUSABLE, CallRequest, Refusal
-from agentlightning.gateway.history.keys import MessageKeys
+from agentlightning.gateway.history.tree import MessageKeys
 from agentlightning.gateway.large.wire import (
     Answer,
     Bridge,

@@ -29,16 +29,14 @@ from agentlightning.gateway.dialects import Dialect, DialectRoute
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.limits import in_background
 from agentlightning.gateway.recording.recorder import Recorder
-from agentlightning.gateway.recording.records import Forwarded, Place, forwarded_span
+from agentlightning.gateway.recording.records import Forwarded, Place, answer_in, forwarded_span, read_forwarded
 from agentlightning.gateway.recording.refusals import record_refusal
-from agentlightning.gateway.routing.forwarded import answer_in, read_forwarded
-from agentlightning.gateway.routing.settings import RoutingSettings
-from agentlightning.gateway.routing.spending import Account, SpendingLimits, TokenPrice, Usage
+from agentlightning.gateway.routing.spending import Account, RoutingSettings, SpendingLimits, TokenPrice, Usage
 from agentlightning.keys import not_empty
 from agentlightning.net.outgoing import http_session, reason_of
 from agentlightning.net.places import Places
 from agentlightning.types import Attributes, Span
-from agentlightning.types.spending import Spent
+from agentlightning.types.call import Spent
 
 logger = logging.getLogger(__name__)
 

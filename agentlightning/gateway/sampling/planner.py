@@ -17,14 +17,12 @@ import msgspec
 from agentlightning.engine.base import EngineInfo
 from agentlightning.errors import ModelError
 from agentlightning.gateway.attempts import LiveAttempt
-from agentlightning.gateway.edits import EDITED, EditedMessage
 from agentlightning.gateway.exchange import CallRequest, Refusal, unsupported
-from agentlightning.gateway.history.keys import MessageKeys
 from agentlightning.gateway.history.session import Session, SessionRequest, Tokens
-from agentlightning.gateway.history.tree import Prompt, path_ids
-from agentlightning.gateway.history.truncation import Truncation
+from agentlightning.gateway.history.tree import MessageKeys, Prompt, path_ids
 from agentlightning.gateway.large.requests import LargeRequests
 from agentlightning.gateway.recording.records import Place
+from agentlightning.gateway.replay import EDITED, EditedMessage
 from agentlightning.gateway.routing.models import AttemptLimits
 from agentlightning.gateway.sampling.grammars import GrammarCache
 from agentlightning.gateway.sampling.settings import Overrides, settle
@@ -32,6 +30,7 @@ from agentlightning.gateway.sampling.size import (
     COUNTED,
     LONG,
     MANY,
+    Truncation,
     fewest_tokens,
     is_short,
     least_of,

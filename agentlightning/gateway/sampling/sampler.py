@@ -28,9 +28,17 @@ from agentlightning.gateway.replay import REPLAYED, recorded_chunks, span_source
 from agentlightning.gateway.routing.models import AttemptLimits, Selection
 from agentlightning.gateway.sampling.constraint import reads_tools
 from agentlightning.gateway.sampling.planner import Arrival, PlannedRequest, Planner
-from agentlightning.gateway.sampling.response import cut_at_stop, split_prompt, text_after, without_stop, without_tokens
+from agentlightning.gateway.sampling.response import (
+    ChoiceStream,
+    Emit,
+    cut_at_stop,
+    each_prompt,
+    split_prompt,
+    text_after,
+    without_stop,
+    without_tokens,
+)
 from agentlightning.gateway.sampling.settings import Overrides, cut_off_by, params_for, samples_nothing
-from agentlightning.gateway.sampling.several import ChoiceStream, Emit, each_prompt
 from agentlightning.rendering import Parsed, Rendering
 from agentlightning.rendering.messages import Message
 from agentlightning.rendering.reader import StreamReader, Text

@@ -9,7 +9,7 @@ import msgspec
 from agentlightning.errors import ModelError
 from agentlightning.gateway.exchange import CallRequest, TemplateArgument, unsupported
 from agentlightning.rendering import Rendering
-from agentlightning.types.left_out import LeftOut
+from agentlightning.types.call import LeftOut
 
 _SWITCHES = ("enable_thinking", "thinking")
 """How chat formats call the argument that switches thoughts off."""

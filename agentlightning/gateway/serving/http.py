@@ -12,7 +12,7 @@ import msgspec
 
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.limits import RequestLimits
-from agentlightning.types.left_out import LeftOut
+from agentlightning.types.call import LeftOut
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]

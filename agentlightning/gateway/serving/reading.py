@@ -11,7 +11,7 @@ from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.dialects import DIALECTS, DialectRoute
 from agentlightning.gateway.dialects.fields import check_strict, required
 from agentlightning.gateway.exchange import CallRequest, Refusal
-from agentlightning.gateway.history.answered import Answered
+from agentlightning.gateway.history.answers import Answered
 from agentlightning.gateway.large.requests import LargeRequests, sent_prompts
 from agentlightning.gateway.large.wire import Counted, Measure, Read, RefusedRequest
 from agentlightning.gateway.limits import RequestLimits, checked, decode, in_background
@@ -22,7 +22,7 @@ from agentlightning.gateway.sampling.served import as_served
 from agentlightning.gateway.serving.answering import Target, while_connected
 from agentlightning.gateway.serving.http import Receive
 from agentlightning.gateway.stable_prefix import parse_stable
-from agentlightning.types.left_out import LeftOut
+from agentlightning.types.call import LeftOut
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,9 @@
-"""verl's workers on the Ray cluster that this process is connected to."""
+"""verl's workers on the Ray cluster that this process is connected to.
 
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+An adapter as verl's workers make one: of the policy's shape. Its weights are the policy's, which they are given.
+
+verl draws an adapter's weights itself, or reads a folder that every machine must have; neither is needed here.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from agentlightning.errors import AgentLightningError, BackendDied, message_of_ray, missing_extra
+from agentlightning.errors import AgentLightningError, BackendDied, ConfigError, message_of_ray, missing_extra
 from agentlightning.learner.policy import Policy
-from agentlightning.learner.verl.adapter import adapter_of
 from agentlightning.learner.verl.packed_attention import ATTENTION
 from agentlightning.learner.verl.sizes import Sizes
 
@@ -160,3 +162,31 @@ def config_of(model: str, dtype: str, sizes: Sizes, adapter: Mapping[str, Any], 
         optimizer_config=FSDPOptimizerConfig(clip_grad=float("inf"), weight_decay=0.0),
         checkpoint_config=CheckpointConfig(),
     )
+
+
+_ANY = {"auto_mapping", "base_model_name_or_path", "inference_mode", "megatron_core", "peft_version", "revision"}
+"""What of an adapter's configuration says nothing of what is computed."""
+_DROPPED = {"lora_dropout"}
+"""Nothing is dropped out in training, here or there."""
+
+
+def adapter_of(policy: Policy) -> dict[str, Any]:
+    """What verl's model configuration says of the policy's adapter; empty where all weights are trained. Raises
+    ConfigError for an adapter that it has no words for."""
+    if policy.peft is None:
+        return {}
+    from peft import LoraConfig
+
+    config = policy.peft.peft_config["default"]
+    modules = config.target_modules
+    named = modules if isinstance(modules, str) else sorted(modules)
+    plain = LoraConfig(r=config.r, lora_alpha=config.lora_alpha, target_modules=modules, task_type=config.task_type)
+    usual = plain.to_dict()
+    other = {n: v for n, v in config.to_dict().items() if v != usual.get(n) and n not in _ANY | _DROPPED}
+    if other:
+        words = ", ".join(f"{name}={value!r}" for name, value in sorted(other.items()))
+        raise ConfigError(
+            f"verl's workers make plain LoRA adapters, and that in {policy.path} is one with {words}. "
+            "Start from a new adapter (lora_rank), or take learner='own'."
+        )
+    return {"lora_rank": config.r, "lora_alpha": config.lora_alpha, "target_modules": named}

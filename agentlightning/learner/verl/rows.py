@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentlightning.learner.base import PackedBatch
-from agentlightning.learner.split import split_batch
+from agentlightning.learner.packing import split_batch
 
 ROW_TOKENS = 8192
 """Tokens of rows that a worker computes at once, unless what belongs together has more."""

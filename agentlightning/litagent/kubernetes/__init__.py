@@ -5,7 +5,6 @@
 """
 
 from agentlightning.litagent.kubernetes.attempt import run_job
-from agentlightning.litagent.kubernetes.manifests import AttemptWork
-from agentlightning.litagent.kubernetes.settings import Kubernetes, server_of
+from agentlightning.litagent.kubernetes.manifests import AttemptWork, Kubernetes, server_of
 
 __all__ = ["AttemptWork", "Kubernetes", "run_job", "server_of"]

@@ -13,8 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentlightning.errors import ExecutorError
-from agentlightning.litagent.kubernetes.manifests import CONTAINER
-from agentlightning.litagent.kubernetes.settings import ACCOUNT, Kubernetes, server_of
+from agentlightning.litagent.kubernetes.manifests import ACCOUNT, CONTAINER, Kubernetes, server_of
 from agentlightning.litagent.process import Output
 from agentlightning.reading import whole_number
 

@@ -40,10 +40,18 @@ from agentlightning.store.database.jobs import (
     lag_of,
     submit,
 )
-from agentlightning.store.database.link import RECONNECT_SECONDS, Connection, Outage, ThreadLink, connect, translate
+from agentlightning.store.database.link import (
+    RECONNECT_SECONDS,
+    Connection,
+    Heartbeat,
+    Others,
+    Outage,
+    ThreadLink,
+    connect,
+    translate,
+)
 from agentlightning.store.database.migrate import prepare_postgres
 from agentlightning.store.database.notify import Notifier
-from agentlightning.store.database.others import Heartbeat, Others
 from agentlightning.store.database.transaction import (
     DIALECTS,
     Changes,

@@ -1,38 +1,106 @@
 """The server's side of `table`: an ASGI application that finds the operation of a request, reads its body, calls the
 store, and writes the answer.
 
-Who may call what is in `access`; errors are problem details that say what to do next.
+Who may call what is in `server`; errors are problem details that say what to do next.
+
+The store's counts as Prometheus metrics.
+
+The OpenAPI document of the table's operations, and the page that shows it to people.
+
+Which workers are connected: each keeps one request open, and the end of its connection is known at once.
+
+What a worker holds is given back soon after its connection ended, unless it was heard of again meanwhile. That of a
+machine that vanishes without a word ends when it answers no probe of the server's system any more. A worker that has no
+such request is found by its leases.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import cache
+from html import escape
 from typing import Any, TypeVar
 
 import msgspec
+from pydantic import TypeAdapter
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError, StoreUnavailableError
-from agentlightning.store.http import prometheus, size, wire
-from agentlightning.store.http.attendance import Attendance
+from agentlightning.store.base import Statistics
+from agentlightning.store.http import size, wire
 from agentlightning.store.http.intake import Intake
-from agentlightning.store.http.openapi import document, page
-from agentlightning.store.http.problems import describe, problem
+from agentlightning.store.http.problems import PROBLEM, TITLES, describe, problem
 from agentlightning.store.http.table import (
+    OPERATIONS,
     AttemptChangeItem,
     HttpOperation,
+    Named,
     NextSequence,
     PresenceBody,
     Wait,
     find,
     verbs_of,
 )
+from agentlightning.store.http.wire import Problem
 from agentlightning.store.sql import SqlLightningStore
-from agentlightning.types import Attempt, PaginatedResult, Rollout
+from agentlightning.types import Attempt, PaginatedResult, Resource, Rollout
+
+_QUIET_SECONDS = 12.0
+"""A worker that lives beats more often than that, by whichever connection."""
+
+
+class Attendance:
+    """Of one server; `close` ends the requests that are open."""
+
+    def __init__(self, store: SqlLightningStore) -> None:
+        self._store = store
+        self._closed = False
+        self._staying: set[asyncio.Future[None]] = set()
+        """Those that are open: each is ended by `close`."""
+        self._releasing: set[asyncio.Task[None]] = set()
+
+    async def stay(self, request: Request, worker_id: str, seconds: float) -> None:
+        """Wait so many seconds, or until the worker's connection ends."""
+        ended = asyncio.ensure_future(_until_disconnected(request))
+        closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._staying.add(closed)
+        try:
+            await asyncio.wait({ended, closed}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done() and not self._closed:
+                task = asyncio.create_task(self._release(worker_id))
+                self._releasing.add(task)
+                task.add_done_callback(self._releasing.discard)
+        finally:
+            self._staying.discard(closed)
+            for waiting in (ended, closed):
+                waiting.cancel()
+
+    async def _release(self, worker_id: str) -> None:
+        await asyncio.sleep(_QUIET_SECONDS)
+        error = f"The connection of worker {worker_id} ended, and it was not heard of again."
+        with suppress(StoreError):  # then its leases run out
+            if count := await self._store.release_worker(worker_id, error, quiet_seconds=_QUIET_SECONDS):
+                logger.warning("%s Its %d attempts are handed out again.", error, count)
+
+    async def close(self) -> None:
+        self._closed = True
+        for staying in self._staying:
+            staying.cancel()
+        for task in self._releasing:
+            task.cancel()
+        await asyncio.gather(*self._releasing, return_exceptions=True)
+
+
+async def _until_disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -120,7 +188,7 @@ class StoreApi:
         return {"status": "ok"}
 
     async def _metrics(self, request: Request, body: None) -> bytes:
-        return prometheus.render(await self._store.statistics()).encode()
+        return render(await self._store.statistics()).encode()
 
 
 async def _body(operation: HttpOperation, request: Request) -> Any:
@@ -150,7 +218,7 @@ def _nowhere(verb: str, path: str) -> Response:
     if verb == "GET" and path == "/openapi.json":
         return Response(msgspec.json.encode(document()), media_type=wire.JSON)
     if verb == "GET" and path == "/docs":
-        return HTMLResponse(page())
+        return HTMLResponse(_page())
     if allowed := verbs_of(path):
         refusal = problem(405, f"{path} takes {' and '.join(allowed)}, not {verb}.")
         refusal.headers["allow"] = ", ".join(allowed)
@@ -201,3 +269,111 @@ async def answered(request: Request, answering: Awaitable[Response]) -> Response
     except Exception:  # a bug: the client gets an answer, the log the traceback
         logger.exception("%s failed", request.url.path)
         return problem(500, "The server failed; its log says why.")
+
+
+def render(values: Statistics) -> str:
+    """The text format of Prometheus, version 0.0.4."""
+    lines: list[str] = []
+
+    def metric(name: str, kind: str, about: str, samples: dict[str, float]) -> None:
+        lines.append(f"# HELP agl_{name} {about}")
+        lines.append(f"# TYPE agl_{name} {kind}")
+        lines.extend(f"agl_{name}{labels} {value}" for labels, value in samples.items())
+
+    def by_status(counts: dict[str, int]) -> dict[str, float]:
+        return {f'{{status="{status}"}}': count for status, count in counts.items()}
+
+    metric("rollouts", "gauge", "Rollouts by status.", by_status(values["rollouts"]))
+    metric("attempts", "gauge", "Attempts by status.", by_status(values["attempts"]))
+    metric("spans", "gauge", "Stored spans.", {"": values["total_spans"]})
+    metric("calls", "gauge", "Stored model calls.", {"": values["total_calls"]})
+    metric("resources", "gauge", "Stored resources.", {"": values["total_resources"]})
+    metric("workers", "gauge", "Workers ever heard of.", {"": values["total_workers"]})
+    metric("uptime_seconds", "counter", "Seconds since the store was opened.", {"": values["uptime_seconds"]})
+    return "\n".join(lines) + "\n"
+
+
+_REF = "#/components/schemas/{}"
+_BINARY = {"type": "string", "format": "binary"}
+_STYLE = "body{font:15px/1.5 system-ui;max-width:60rem;margin:2rem auto;padding:0 1rem}pre{overflow:auto}"
+
+
+@cache
+def document() -> dict[str, Any]:
+    """The document as JSON values."""
+    records: dict[str, TypeAdapter[Any]] = {"": TypeAdapter(Problem)}
+
+    def of_record(kind: Any) -> dict[str, Any]:
+        if kind is Named:
+            return {"type": "object", "additionalProperties": of_record(Resource)}
+        records[kind.__name__] = TypeAdapter(kind)
+        return {"$ref": _REF.format(kind.__name__)}
+
+    with_body = [one for one in OPERATIONS if one.body not in (None, bytes)]
+    bodies, components = msgspec.json.schema_components(
+        [one.body for one in with_body], schema_hook=of_record, ref_template=_REF.replace("{}", "{name}")
+    )
+    body_of = dict(zip(with_body, bodies, strict=True))
+    answers = {one: one.answers for one in OPERATIONS if one.answer not in (None, bytes)}
+    kinds: list[Any] = [(key, "validation", one) for key, one in {**records, **answers}.items()]
+    schemas, definitions = TypeAdapter.json_schemas(kinds, ref_template=_REF.replace("{}", "{model}"))
+    components |= definitions.get("$defs", {})
+    paths: dict[str, Any] = {}
+    for one in OPERATIONS:
+        answer = schemas.get((one, "validation"))
+        paths.setdefault(one.path, {})[one.verb.lower()] = _described(one, body_of.get(one), answer, components)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Agent Lightning store", "version": "1"},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _described(one: HttpOperation, body: Any, answer: Any, components: dict[str, Any]) -> dict[str, Any]:
+    parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in one.ids]
+    operation: dict[str, Any] = {"operationId": f"{one.name}_{one.verb.lower()}", "summary": one.summary}
+    if one.body is not None and one.verb == "GET":
+        query = components[one.body.__name__]
+        parameters += [
+            {"name": name, "in": "query", "required": name in query.get("required", ()), "schema": schema}
+            for name, schema in query["properties"].items()
+        ]
+    elif one.body is not None:
+        operation["requestBody"] = {"required": True, "content": {one.takes: {"schema": body or _BINARY}}}
+    if parameters:
+        operation["parameters"] = parameters
+    good = {"description": "Done"} if one.answer is None else _content(one.gives, answer or _BINARY, "As wanted")
+    problems = {str(code): _content(PROBLEM, {"$ref": _REF.format("Problem")}, TITLES[code]) for code in _PROBLEMS}
+    operation["responses"] = {"204" if one.answer is None else "200": good, **problems}
+    return operation
+
+
+_PROBLEMS = (404, 409, 422, 503)
+
+
+def _content(media: str, schema: Any, description: str) -> dict[str, Any]:
+    return {"description": description, "content": {media: {"schema": schema}}}
+
+
+def _page() -> str:
+    """For people: each operation with what it takes and gives."""
+    whole = document()
+    parts = [
+        f"<h3><code>{verb.upper()} {escape(path)}</code></h3><p>{escape(operation['summary'])}</p>"
+        f"<details><summary>Details</summary><pre>{_shown(operation)}</pre></details>"
+        for path, verbs in whole["paths"].items()
+        for verb, operation in verbs.items()
+    ]
+    parts += [
+        f'<h3 id="{escape(name)}">{escape(name)}</h3><pre>{_shown(schema)}</pre>'
+        for name, schema in whole["components"]["schemas"].items()
+    ]
+    title = whole["info"]["title"]
+    head = f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
+    return f"{head}<h1>{title}</h1>{''.join(parts)}"
+
+
+def _shown(value: Any) -> str:
+    text = escape(msgspec.json.format(msgspec.json.encode(value)).decode(), quote=False)
+    return re.sub(r"#/components/schemas/([\w\[\]]+)", r'<a href="#\1">\1</a>', text)

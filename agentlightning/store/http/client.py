@@ -20,10 +20,9 @@ from agentlightning.store import queries
 from agentlightning.store.base import Capabilities, LightningStore
 from agentlightning.store.given import Given, takes
 from agentlightning.store.http import wire
-from agentlightning.store.http.batching import Batcher
 from agentlightning.store.http.table import BY_NAME, HttpOperation
-from agentlightning.store.http.transport import Http, error_of, long_poll
-from agentlightning.store.operations import records
+from agentlightning.store.http.transport import Batcher, Http, error_of, long_poll
+from agentlightning.store.operations import query
 from agentlightning.store.operations.calls import assemble
 from agentlightning.store.operations.codec import checked_id, encode, encode_seen, encode_task, new_id
 from agentlightning.store.operations.resources import decode_resources, encode_resources
@@ -238,7 +237,7 @@ class LightningStoreClient(LightningStore):
 
     async def query_records(self, rollout_ids: Sequence[str]) -> Sequence[RolloutRecord]:
         answer = await self._do(BY_NAME["query_records"], {"rollout_ids": rollout_ids})
-        return records.assemble(wire.decode_record_table(answer))
+        return query.assemble(wire.decode_record_table(answer))
 
     async def add_run_events(self, events: Sequence[RunEvent]) -> None:
         if events:

@@ -2,27 +2,35 @@
 
 Nobody waits for what one client sends: a short body is read at once, any other in a process of its own, and the rows
 that it says are stored some at a time.
+
+The process that reads large bodies, as the store's server sees it. It reads one body at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable, Iterable, Mapping
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agentlightning.errors import NotFoundError
+from agentlightning.errors import NotFoundError, StoreUnavailableError
 from agentlightning.keys import REWARDS, AttemptKey
 from agentlightning.net.backoff import Backoff
+from agentlightning.net.helper_process import HelperProcess
+from agentlightning.net.supervisor import HelperLost, Supervisor
 from agentlightning.store.http import otlp
-from agentlightning.store.http.body_process import BodyProcess, rows_of
 from agentlightning.store.http.problems import problem
 from agentlightning.store.http.reading import Found, Given, Owner, Refused, Row, is_short, read
 from agentlightning.store.operations.spans import SPAN_FIELDS
 from agentlightning.store.sql import SqlLightningStore
+
+logger = logging.getLogger(__name__)
 
 
 class Intake:
@@ -32,7 +40,7 @@ class Intake:
         self._store = store
         self.backoff = Backoff()
         """Of attempts whose requests are refused."""
-        self._body_process = BodyProcess(charge=self._charge)
+        self._body_process = _BodyProcess(charge=self._charge)
 
     def _charge(self, owner: Hashable, seconds: float) -> None:
         if owner is not None:  # else it was the admin's
@@ -77,7 +85,7 @@ class Intake:
             found, parts = read(given, body)
             return found, _rows(parts)
         found, encoded = await self._body_process.read(given, body, key and (key.rollout_id, key.attempt_id))
-        return found, _rows(rows_of(part) for part in encoded)
+        return found, _rows(_rows_of(part) for part in encoded)
 
 
 def _encoding(headers: Mapping[str, str], is_otlp: bool) -> str:
@@ -88,3 +96,58 @@ async def _rows(parts: Iterable[list[Row]]) -> AsyncIterator[list[dict[str, Any]
     for part in parts:
         yield [dict(zip(SPAN_FIELDS, row, strict=True)) for row in part]
         await asyncio.sleep(0)
+
+
+_SECONDS = 30.0
+"""How long reading one body may take."""
+_START_SECONDS = 60.0
+"""How long the process may take to start, in addition to that."""
+
+_encoder = msgspec.msgpack.Encoder()
+_answer = msgspec.msgpack.Decoder(Found | Refused)
+_part = msgspec.msgpack.Decoder(list[list[str | float | int | None]])
+
+
+class _BodyProcess:
+    """Asked by `read`, from one event loop; `close` ends it."""
+
+    def __init__(self, seconds: float = _SECONDS, charge: Callable[[Hashable, float], None] = lambda *_: None) -> None:
+        """`charge` is told how long a body took, and whose it was."""
+        self._seconds = seconds
+        self._charge = charge
+        self._helper = Supervisor("agentlightning.store.http.reader")
+
+    async def read(self, given: Given, body: bytes, owner: Hashable) -> tuple[Found | Refused, list[bytes]]:
+        """As `reading.read`, with the parts as they came: see `_rows_of`. Attempts take turns.
+
+        Raises `StoreUnavailableError` if the process does not live to answer.
+        """
+        try:
+            return await self._helper.run(owner, partial(self._exchange, given, body, owner))
+        except TimeoutError:
+            return Refused(413, f"Reading the request took more than {self._seconds:g} s; send smaller batches."), []
+        except (OSError, HelperLost) as error:
+            how = f"ended {error}" if isinstance(error, HelperLost) else f"cannot be started ({error})"
+            logger.error("The process that reads large requests %s. The next one starts it again.", how)
+            why = "The process that reads large requests did not live to read this one. Try again."
+            raise StoreUnavailableError(why) from error
+
+    async def close(self) -> None:
+        await self._helper.close()
+
+    async def _exchange(
+        self, given: Given, body: bytes, owner: Hashable, process: HelperProcess
+    ) -> tuple[Found | Refused, list[bytes]]:
+        began = time.perf_counter()
+        try:
+            async with asyncio.timeout(self._seconds + (not process.has_answered) * _START_SECONDS):
+                await process.send(_encoder.encode(given), [body])
+                answer = _answer.decode(await process.receive())
+                parts = answer.parts if isinstance(answer, Found) else 0
+                return answer, [await process.receive() for _ in range(parts)]
+        finally:
+            self._charge(owner, time.perf_counter() - began)
+
+
+def _rows_of(part: bytes) -> list[Row]:
+    return list(_part.decode(part))

@@ -2,6 +2,10 @@
 
 Every request of the store may be repeated (ids come from the client), so everything that a retry can heal is retried:
 a connection that broke, a server that restarts, a store that is not available at the moment.
+
+Small writes on their way to a server, sent together: what is added during a request goes with the next one.
+
+Adding returns when the write is stored. At most `_MAX_WAITING` writes wait; who adds more waits for room.
 """
 
 from __future__ import annotations
@@ -12,8 +16,8 @@ import logging
 import random
 import time
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -185,3 +189,45 @@ def _detail(body: bytes) -> str:
         return str(msgspec.json.decode(body, type=dict[str, Any])["detail"])
     except (msgspec.MsgspecError, KeyError):
         return body[:500].decode(errors="replace")
+
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+_MAX_BATCH = 256
+_MAX_WAITING = 8192
+
+
+class Batcher(Generic[_Item, _Result]):
+    """Belongs to one event loop. `send` returns a result, or an error, for each item."""
+
+    def __init__(self, send: Callable[[Sequence[_Item]], Awaitable[Sequence[_Result | Exception]]]):
+        self._send = send
+        self._waiting: list[tuple[_Item, asyncio.Future[_Result]]] = []
+        self._slots = asyncio.Semaphore(_MAX_WAITING)
+        self._flushing: asyncio.Task[None] | None = None
+
+    async def add(self, item: _Item) -> _Result:
+        async with self._slots:
+            future: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
+            self._waiting.append((item, future))
+            if self._flushing is None or self._flushing.done():
+                self._flushing = asyncio.create_task(self._flush(), name="agl-store-batch")
+            return await future
+
+    async def _flush(self) -> None:
+        while self._waiting:
+            batch = self._waiting[:_MAX_BATCH]
+            del self._waiting[:_MAX_BATCH]
+            results: Sequence[_Result | Exception]
+            try:
+                results = await self._send([item for item, _ in batch])
+            except Exception as error:  # whatever it is, it belongs to those who wait, and the next batch is tried
+                results = [error] * len(batch)
+            for (_, future), result in zip(batch, results, strict=True):
+                if future.done():  # its caller was cancelled
+                    continue
+                if isinstance(result, Exception):
+                    future.set_exception(result)
+                else:
+                    future.set_result(result)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from agentlightning.errors import AgentLightningError, StoreError
 from agentlightning.store.operations.calls import CallTable
-from agentlightning.store.operations.records import RecordTable
+from agentlightning.store.operations.query import RecordTable
 from agentlightning.types import AttemptedRollout, CallRecord, Rollout, Span
 from agentlightning.types.arrays import HAS_NUMPY, Float32Array, Int32Array, float32_array, int32_array, np
 

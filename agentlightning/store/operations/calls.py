@@ -16,8 +16,7 @@ from agentlightning.store.operations.codec import decode, encode, of_row
 from agentlightning.store.operations.segments import TOKEN_BYTES, SegmentRow, SegmentTree
 from agentlightning.store.operations.sharing import RowSource, SharedRows, missing_source
 from agentlightning.types import Call, CallInfo, CallRecord, Segment
-from agentlightning.types.arrays import Float32Array, float32_bytes, int32_bytes
-from agentlightning.types.kept import fits_kept
+from agentlightning.types.arrays import Float32Array, fits_kept, float32_bytes, int32_bytes
 
 _SEGMENT_FIELDS = ("attempt_id", *SegmentRow._fields, "source_attempt", "source_segment")
 _TOKENS = ("ids", "logprobs", "plain_logprobs")

@@ -14,8 +14,7 @@ import msgspec
 
 from agentlightning.errors import StoreError
 from agentlightning.types import VersionRun
-from agentlightning.types.arrays import Float32Array, Int32Array, float32_array, int32_array, int32_bytes
-from agentlightning.types.kept import kept_bytes
+from agentlightning.types.arrays import Float32Array, Int32Array, float32_array, int32_array, int32_bytes, kept_bytes
 
 TOKEN_BYTES = 4
 _UNKNOWN = struct.pack("<f", float("nan"))

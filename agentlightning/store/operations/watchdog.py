@@ -3,6 +3,8 @@
 Runs as an operation of the writer, now and then and on its own. It names the stuck rollout, its phase and the last
 thing that was heard of it. Nobody is given up because the store is behind: an attempt is overdue when all that came
 before its deadline, heartbeats among it, is stored, and not while runners find a store again that stood still.
+
+Giving back what a worker holds when it is known to be gone, without waiting for its leases to run out.
 """
 
 from __future__ import annotations
@@ -13,7 +15,12 @@ from collections.abc import Callable
 
 from sqlalchemy import ColumnElement, bindparam, case, select, update
 
-from agentlightning.store.database.schema import attempts as attempts_table, rollouts as rollouts_table, spans
+from agentlightning.store.database.schema import (
+    attempts as attempts_table,
+    rollouts as rollouts_table,
+    spans,
+    workers as workers_table,
+)
 from agentlightning.store.database.transaction import Statement, Transaction
 from agentlightning.store.operations import attempts, lifecycle, rollouts
 from agentlightning.store.operations.codec import decode_config
@@ -141,3 +148,25 @@ class Watchdog:
             error = f"{error} {TIMEOUT_SETTING}"
         attempts.finish(tx, attempt, rollout, status, None, error)
         return f"Rollout {rollout_id}, attempt {attempt_id} is given up as {status}: {error}"
+
+
+_held_by = Statement(
+    select(attempts_table.c.rollout_id, attempts_table.c.attempt_id)
+    .where(attempts_table.c.worker_id == bindparam("worker"), attempts_table.c.deadline.is_not(None))
+    .with_for_update(skip_locked=True)
+)
+_last_heartbeat = Statement(
+    select(workers_table.c.last_heartbeat_time).where(workers_table.c.worker_id == bindparam("worker"))
+)
+
+
+def release(tx: Transaction, worker_id: str, error: str, quiet_seconds: float) -> int:
+    """See `LightningStore.release_worker`."""
+    last = tx.row(_last_heartbeat, {"worker": worker_id})
+    if quiet_seconds and last is not None and (last[0] or 0.0) > tx.now - quiet_seconds:
+        return 0
+    held = tx.rows(_held_by, {"worker": worker_id})
+    for rollout_id, attempt_id in held:
+        attempt, rollout = attempts.load(tx, rollout_id, attempt_id)
+        attempts.finish(tx, attempt, rollout, AttemptStatus.UNRESPONSIVE, None, error)
+    return len(held)

@@ -21,7 +21,7 @@ from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
 from agentlightning.backend import POLICY, ModelSpec
 from agentlightning.backend.ray.backend import RayBackend
-from agentlightning.backend.ray.sampler import ReplicaSampler
+from agentlightning.backend.ray.engines import ReplicaSampler
 from agentlightning.engine.base import Chunk, SamplingParams, concat
 from agentlightning.learner.base import LossConfig, OptimParams
 

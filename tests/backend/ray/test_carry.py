@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from agentlightning.backend.embedded.protocol import SocketAddress
-from agentlightning.backend.ray.carry import CarriedModels, Weights
-from agentlightning.backend.ray.folder import Packed
+from agentlightning.backend.ray.carry import CarriedModels, Packed, Weights
 from agentlightning.backend.ray.host import Host
 from agentlightning.backend.ray.server import Placed
 from agentlightning.errors import BackendDied

@@ -10,10 +10,18 @@ import numpy as np
 import pytest
 
 from agentlightning.backend import check_backend
-from agentlightning.backend.ray.cluster import Placement, connected
+from agentlightning.backend.ray.carry import Packed, pack, unpack
+from agentlightning.backend.ray.cluster import (
+    Need,
+    Placement,
+    connected,
+    fits_on,
+    lacking,
+    on_other_machines,
+    too_small,
+    waiting,
+)
 from agentlightning.backend.ray.elastic import Look
-from agentlightning.backend.ray.folder import Packed, pack, unpack
-from agentlightning.backend.ray.needs import Need, fits_on, lacking, on_other_machines, too_small, waiting
 from agentlightning.backend.ray.options import RayOptions, parse_options
 from agentlightning.errors import ConfigError, ModelError
 

@@ -10,8 +10,7 @@ import pytest
 
 from agentlightning.backend.base import ModelSpec
 from agentlightning.backend.embedded.backend import settings_of
-from agentlightning.backend.ray.backend import RayBackend
-from agentlightning.backend.ray.on_verl import driver_settings
+from agentlightning.backend.ray.backend import RayBackend, driver_settings
 from agentlightning.backend.ray.options import parse_options
 from agentlightning.errors import ConfigError
 from agentlightning.learner.policy import load_policy

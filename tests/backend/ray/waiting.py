@@ -10,8 +10,7 @@ from typing import Any
 
 from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
-from agentlightning.backend.ray.cluster import connected, reserve
-from agentlightning.backend.ray.needs import Need
+from agentlightning.backend.ray.cluster import Need, connected, reserve
 from agentlightning.backend.ray.options import RayOptions
 
 from .three_nodes import STORE

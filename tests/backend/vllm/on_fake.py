@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from agentlightning.backend import ModelSpec
-from agentlightning.backend.inprocess import ServerThread
+from agentlightning.backend.embedded.backend import ServerThread
 from agentlightning.backend.vllm.backend import VLLMBackend, served_by
 
 from .fake import FakeVLLM, served

@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 from agentlightning.backend import POLICY, ModelSpec
-from agentlightning.backend.inprocess import ServerThread
+from agentlightning.backend.embedded.backend import ServerThread
 from agentlightning.backend.vllm.backend import VLLMBackend
 from agentlightning.backend.vllm.options import parse_options
 from agentlightning.backend.vllm.worker.agl_vllm_worker import transfer

@@ -15,12 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agentlightning.backend.counters import Seeds
 from agentlightning.backend.fleet import Fleet
-from agentlightning.backend.seeds import Seeds
 from agentlightning.backend.vllm.engine import VLLMEngine, VLLMSampling
-from agentlightning.backend.vllm.gate import Gate
 from agentlightning.backend.vllm.process import ServerProcess, free_port
-from agentlightning.backend.vllm.publication import SharedFolder, WeightsPublication
+from agentlightning.backend.vllm.publication import Gate, SharedFolder, WeightsPublication
 from agentlightning.backend.vllm.replica import Launch, Replica
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams, concat
 from agentlightning.errors import BackendDied, EngineError

@@ -16,9 +16,9 @@ import pytest_asyncio
 
 from agentlightning.backend import POLICY, ModelSpec, check_backend
 from agentlightning.backend.vllm.backend import served_by
-from agentlightning.backend.vllm.command import ServerContent, arguments
-from agentlightning.backend.vllm.gate import Gate
 from agentlightning.backend.vllm.options import VLLMOptions, parse_options
+from agentlightning.backend.vllm.process import ServerContent, arguments
+from agentlightning.backend.vllm.publication import Gate
 from agentlightning.backend.vllm.wire import WireChoice, WireSpan, restricts, sampling, split, versions_of
 from agentlightning.engine.base import Chunk, SamplingParams, concat
 from agentlightning.errors import ConfigError, EngineError, ModelError

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from agentlightning.errors import GraderRefused
-from agentlightning.finetuning.graders.formula import Formula, FormulaError
+from agentlightning.finetuning.graders.multi import Formula, FormulaError
 
 VALUES = {"a": 0.25, "b": 2.0, "exact_match": -1.5}
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from agentlightning.errors import GraderRefused
+from agentlightning.finetuning.graders.base import MissingVariable, Template
 from agentlightning.finetuning.graders.result import Sample
-from agentlightning.finetuning.graders.template import MissingVariable, Template
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 SAMPLE = Sample('{"x": [1, {"y z": "deep"}], "no": null}', {"x": [1, {"y z": "deep"}], "no": None}, [CALL]).as_dict()

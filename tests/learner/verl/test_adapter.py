@@ -8,8 +8,7 @@ import pytest
 
 from agentlightning.errors import ConfigError
 from agentlightning.learner.policy import LoraSpec, Policy, load_policy, peft_calls_deprecated_names
-from agentlightning.learner.verl.adapter import adapter_of
-from agentlightning.learner.verl.group import base_of
+from agentlightning.learner.verl.group import adapter_of, base_of
 
 
 def test_an_adapter_is_told_by_what_it_is(tiny_model_dir: Path, tmp_path: Path) -> None:

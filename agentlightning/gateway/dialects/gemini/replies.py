@@ -1,14 +1,18 @@
-"""Answers, streams and errors of the Gemini API."""
+"""Answers, streams and errors of the Gemini API.
+
+What an answer holds for its client to send back: the reasoning as a signature, arguments as an object. Pure.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from agentlightning.gateway.dialects.base import sse
-from agentlightning.gateway.dialects.gemini.signatures import signature_of, wrapped
 from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal, ToolCall
 from agentlightning.rendering import Rendering
 
@@ -83,7 +87,7 @@ def candidate_of(request: CallRequest, choice: Choice, rendering: Rendering) -> 
         parts.append({"text": choice.content})
     last = _last_parts(choice)
     if choice.content and not choice.tool_calls:
-        parts[-1] |= signature_of(choice)
+        parts[-1] |= _signature_of(choice)
         last = []
     content = {"role": "model", "parts": [*parts, *last]}
     return {"content": content, **_end(choice), **_logprobs(request, choice, rendering)}
@@ -92,12 +96,12 @@ def candidate_of(request: CallRequest, choice: Choice, rendering: Rendering) -> 
 def _last_parts(choice: Choice) -> list[dict[str, Any]]:
     """The calls, or a part without text; the first is signed. Clients take an answer without parts for none."""
     parts: list[dict[str, Any]] = [_call(call) for call in choice.tool_calls] or [{"text": ""}]
-    parts[0] |= signature_of(choice)
+    parts[0] |= _signature_of(choice)
     return parts
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    return {"functionCall": {"id": call.id, "name": call.name, "args": wrapped(call.arguments)}}
+    return {"functionCall": {"id": call.id, "name": call.name, "args": _wrapped(call.arguments)}}
 
 
 def _end(choice: Choice) -> dict[str, Any]:
@@ -149,3 +153,41 @@ def error_of(refusal: Refusal) -> dict[str, Any]:
         }
         error["details"] = [{**info, **field}]
     return {"error": error}
+
+
+_SIGNED = b"agentlightning:"
+
+
+def _signature_of(choice: Choice) -> dict[str, str]:
+    """The reasoning for clients to send back, as they do with Google's own, also where they keep no thoughts."""
+    if not choice.reasoning:
+        return {}
+    return {"thoughtSignature": base64.b64encode(_SIGNED + choice.reasoning.encode()).decode()}
+
+
+def reasoning_in(signature: Any) -> str | None:
+    """The reasoning in a signature of ours; there is none in those of others."""
+    if not isinstance(signature, str):
+        return None
+    try:
+        found = base64.urlsafe_b64decode(signature.replace("+", "-").replace("/", "_"))
+        return found.removeprefix(_SIGNED).decode() if found.startswith(_SIGNED) else None
+    except (binascii.Error, ValueError):
+        return None
+
+
+_WRAPPED = "_arguments"
+
+
+def _wrapped(arguments: str) -> dict[str, Any]:
+    """A call's arguments as the object that this format asks for; anything else is wrapped, so that nothing is lost."""
+    try:
+        args = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        args = arguments
+    return args if isinstance(args, dict) else {_WRAPPED: args}
+
+
+def unwrapped(args: Any) -> Any:
+    """What `_wrapped` made this of."""
+    return args[_WRAPPED] if isinstance(args, dict) and args.keys() == {_WRAPPED} else args

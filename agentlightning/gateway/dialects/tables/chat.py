@@ -13,7 +13,7 @@ from agentlightning.gateway.dialects.tables.common import (
     HOSTED,
     THINKING,
 )
-from agentlightning.types.left_out import MEDIA
+from agentlightning.types.call import MEDIA
 
 FIELDS = Fields(
     honoured=(

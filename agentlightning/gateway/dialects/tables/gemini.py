@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentlightning.gateway.dialects.base import Fields, Unavailable
 from agentlightning.gateway.dialects.tables.common import HOSTED, STATE
-from agentlightning.types.left_out import MEDIA
+from agentlightning.types.call import MEDIA
 
 _NO_SPEECH = Unavailable("this model writes text only")
 FIELDS = Fields(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentlightning.gateway.dialects.base import Fields, Kinds, Unavailable
 from agentlightning.gateway.dialects.tables.common import CHOICE, COMPACTS, FORMATS, HOSTED, STATE, TOOLS_LATER
-from agentlightning.types.left_out import MEDIA
+from agentlightning.types.call import MEDIA
 
 FIELDS = Fields(
     honoured=(
