@@ -36,7 +36,15 @@ from agentlightning.gateway.serving.answering import Target
 from agentlightning.gateway.serving.app import GatewayApp
 from agentlightning.gateway.serving.attempt_api import AttemptApi
 from agentlightning.gateway.serving.http import Receive, Scope, Send
-from agentlightning.keys import ALL_SCOPES, SECRET, new_secret, not_empty, sign_attempt_key, sign_url_key
+from agentlightning.keys import (
+    ALL_SCOPES,
+    SECRET,
+    new_secret,
+    not_empty,
+    sign_attempt_key,
+    sign_url_key,
+    verify_attempt_key,
+)
 from agentlightning.net.server import Busy, ConnectionLimits, LoopServer
 from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import Message
@@ -279,6 +287,10 @@ class Gateway:
     def key_for(self, rollout_id: str, attempt_id: str, scopes: Sequence[str] = ALL_SCOPES) -> str:
         """The API key that opens this attempt and no other; see `agentlightning.keys` for the scopes."""
         return sign_attempt_key(self._secret, rollout_id, attempt_id, scopes)
+
+    def opens(self, key: str) -> bool:
+        """Whether it is the key of an attempt here."""
+        return verify_attempt_key(self._secret, key) is not None
 
     def bind(self, resource: ProxyLLM, rollout_id: str, attempt_id: str, scopes: Sequence[str] = ALL_SCOPES) -> LLM:
         """The resource as an agent is given it: its URL is enough, and is good for one attempt only, like its key."""

@@ -15,6 +15,7 @@ from agentlightning.gateway import Gateway
 from agentlightning.gateway.history.answers import RecentAnswers
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
 from agentlightning.gateway.serving.sessions import Sessions
+from agentlightning.keys import new_key
 from agentlightning.net.server import LoopServer
 from agentlightning.rendering import RenderersRendering
 from agentlightning.store import InMemoryLightningStore
@@ -65,6 +66,12 @@ async def respond(client: openai.AsyncOpenAI, **fields: Any) -> Any:
 
 def result(call: Any) -> dict[str, Any]:
     return {"type": "function_call_output", "call_id": call.call_id, "output": "5"}
+
+
+async def test_where_any_key_is_taken_so_is_one_that_a_server_made(server: Server) -> None:
+    """The training server looks at keys itself, and its own begin as those of attempts do."""
+    async with server.client(new_key()) as client:
+        assert (await respond(client, input=QUESTION)).output
 
 
 @pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.slow)])

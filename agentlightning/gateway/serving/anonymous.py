@@ -41,6 +41,10 @@ class AttemptGateway(Protocol):
 
     def key_for(self, rollout_id: str, attempt_id: str) -> str: ...
 
+    def opens(self, key: str) -> bool:
+        """Whether it is the key of an attempt here."""
+        ...
+
     def goes_on(self, rollout_id: str, attempt_id: str, answered: MutableMapping[str, list[Message]]) -> None: ...
 
     def dialect_of(self, path: str, query: str) -> Dialect | None:
@@ -79,7 +83,8 @@ class AnonymousAccess:
             return
         given = api_key(headers_of(scope))
         known = self._api_key is not None and hmac.compare_digest(given.encode(), self._api_key.encode())
-        if given.startswith(PREFIX) and not known:  # an attempt's key, which the gateway checks
+        of_attempt = given.startswith(PREFIX) and (self._api_key is not None or self._gateway.opens(given))
+        if of_attempt and not known:  # which the gateway checks; where any key is taken, a server's own begins alike
             await self._gateway.app(scope, receive, send)
             return
         if self._api_key is not None and not known:
