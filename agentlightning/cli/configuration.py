@@ -157,6 +157,10 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else repr(value)
 
 
+_LONGEST_NAME = 200
+"""Of a run, in bytes: what file systems allow, less what is put behind it."""
+
+
 def folder_of_run(name: str, run_dir: Path | None) -> Path:
     """Where a run of this name leaves its files. Raises ConfigError for what is no name, or where a folder is given,
     too."""
@@ -164,6 +168,8 @@ def folder_of_run(name: str, run_dir: Path | None) -> Path:
         raise ConfigError(f"--name {name} means the folder runs/{name}, and --run-dir names another: give one of them.")
     if not name or name in (".", "..") or PurePath(name).name != name:
         raise ConfigError(f"--name {name!r} is no name of a run. For any other folder give --run-dir {name}")
+    if (length := len(name.encode())) > _LONGEST_NAME:
+        raise ConfigError(f"--name has {length} bytes, and at most {_LONGEST_NAME} fit. Give a shorter one.")
     return Path("runs") / name
 
 

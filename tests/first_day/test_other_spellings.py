@@ -221,3 +221,10 @@ def test_no_trackers_are_none() -> None:
 def test_a_name_of_a_part_of_the_package(name: str) -> None:
     with pytest.raises(AttributeError, match=rf"from agentlightning\.[a-z.]+ import {name}"):
         getattr(agl, name)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("sign", ["n", "火"])
+def test_a_name_that_no_folder_can_have(sign: str) -> None:
+    found = answer(f"train {WORK} --model calc --name {sign * 300}")
+    assert f"--name has {300 * len(sign.encode())} bytes, and at most 200 fit" in found
