@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from agentlightning.backend.ray.cluster import Need, Placement, reserve, this_machine
+from agentlightning.backend.ray.cluster import Need, Placement, of_run, reserve, this_machine
 from agentlightning.backend.ray.elastic import LOOK_SECONDS, Look, seen_every
 from agentlightning.backend.ray.options import RayOptions
 from agentlightning.errors import AgentLightningError, StoreError, message_of, message_of_ray
@@ -82,8 +82,10 @@ class RunnerActor:
 class RunnerActors:
     """`start` when the store is served, `watch` beside the algorithm; `pause` before the store goes; then `stop`."""
 
-    def __init__(self, count: int, work: RunnerWork, options: RayOptions) -> None:
+    def __init__(self, count: int, work: RunnerWork, options: RayOptions, run: str | None = None) -> None:
+        """`run` is what Ray's pages call the run."""
         self._count = count
+        self._run = run
         self._work = work
         self._options = options
         self._task: asyncio.Task[None] | None = None
@@ -115,7 +117,7 @@ class RunnerActors:
 
     async def _keep_all(self, address: Address) -> None:
         need = Need("runner", self._count, {"CPU": self._options.cpus_per_runner})
-        placement = await reserve([need], self._options, "SPREAD")
+        placement = await reserve([need], self._options, "SPREAD", self._run)
         try:
             async with (
                 placement.watched(),
@@ -148,7 +150,7 @@ class RunnerActors:
         deaths, loop, stays = 0, asyncio.get_running_loop(), self._stays[number]
         stays.set()
         while await stays.wait():
-            name, began = f"runner {number}", loop.time()
+            name, began = of_run(f"runner {number}", self._run), loop.time()
             worker_id = f"runner-{number}-{secrets.token_hex(4)}"
             level = logging.getLogger().getEffectiveLevel()
             actor = placement.place(RunnerActor, number, name, level, list(sys.path), at_once=_AT_ONCE)

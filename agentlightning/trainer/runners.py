@@ -50,7 +50,7 @@ def started_runners(trainer: OwnerOfRunners, agent: LitAgent[Any]) -> StartedRun
     if trainer.strategy.runners == "ray":
         require_ray()
         work = RunnerWork(sent(agent), trainer.hooks, trainer.tracer, trainer.concurrency, trainer.max_rollouts)
-        return RunnerActors(trainer.n_runners, work, ray_options(trainer.algorithm))
+        return RunnerActors(trainer.n_runners, work, ray_options(trainer.algorithm), trainer.run_dir.name)
     if trainer.strategy.runners != "processes":
         return None
     return RunnerProcesses.fork(

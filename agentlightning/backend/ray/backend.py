@@ -42,7 +42,16 @@ from agentlightning.backend.ray.carry import (
     set_base,
     unpack,
 )
-from agentlightning.backend.ray.cluster import LOOPBACK, Cluster, Need, Placement, connected, on_other_machines, reserve
+from agentlightning.backend.ray.cluster import (
+    LOOPBACK,
+    Cluster,
+    Need,
+    Placement,
+    connected,
+    of_run,
+    on_other_machines,
+    reserve,
+)
 from agentlightning.backend.ray.elastic import Elastic
 from agentlightning.backend.ray.engines import Engines, RayEngine
 from agentlightning.backend.ray.host import Host, LearnerRank, Porter
@@ -68,6 +77,7 @@ class RayBackend(EmbeddedBackend):
         self._spec = spec
         self._options = parse_options(spec.backend_options)
         self._settings = settings_of(spec)
+        self._run = Path(spec.folder).name if spec.folder else None
         if self._options.on_verl:
             _refuse_for_verl(spec, self._options)
         self._folder = str(Path(tempfile.gettempdir()) / f"agl-ray-{secrets.token_hex(8)}")
@@ -87,7 +97,7 @@ class RayBackend(EmbeddedBackend):
             cluster = await stack.enter_async_context(
                 connected(self._options, cpus=self._options.cpus(self._spec.ranks))
             )
-            placement = await reserve(self._needs(cluster), self._options, self._options.placement)
+            placement = await reserve(self._needs(cluster), self._options, self._options.placement, self._run)
             stack.push_async_callback(placement.give_back)
             await stack.enter_async_context(placement.watched())
             self._at = LOOPBACK if cluster.host == LOOPBACK else None
@@ -152,7 +162,8 @@ class RayBackend(EmbeddedBackend):
         self, kind: type[Host], placement: Placement, bundle: int, name: str, *, unreserved: bool = False
     ) -> Placed:
         level = logging.getLogger().getEffectiveLevel()
-        actor = placement.place(kind, bundle, name, level, self._folder, unreserved=unreserved)
+        named = of_run(name, self._run)
+        actor = placement.place(kind, bundle, named, level, self._folder, unreserved=unreserved)
         self._hosts[name] = host = await arrived(name, actor, self._options.start_seconds, self._at)
         return host
 

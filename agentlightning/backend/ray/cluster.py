@@ -125,15 +125,20 @@ class Placement:
             await asyncio.to_thread(remove_placement_group, self.group)
 
 
-async def reserve(needs: Sequence[Need], options: RayOptions, how: Layout) -> Placement:
-    """Room for all of it at once. Raises ConfigError that says what is needed and what is there."""
+def of_run(name: str, run: str | None) -> str:
+    """What Ray's pages and logs call one of a run's actors, so that runs on one cluster are told apart."""
+    return f"{name} of {run}" if run else name
+
+
+async def reserve(needs: Sequence[Need], options: RayOptions, how: Layout, run: str | None = None) -> Placement:
+    """Room for all of it at once, by the run's name. Raises ConfigError that says what is needed and what is there."""
     from ray.util import placement_group, remove_placement_group  # pyright: ignore[reportMissingImports]
 
     bundles = [bundle for need in needs for bundle in need.bundles()]
     if not fits_on(needs, _machines(), apart=how == "STRICT_SPREAD"):
         hint = f"Waiting {options.wait_seconds:g} s for it to grow."
         logger.warning("%s", too_small(needs, _machines(), _free(), hint=hint))
-    group = await asyncio.to_thread(placement_group, bundles, strategy=how)
+    group = await asyncio.to_thread(placement_group, bundles, strategy=how, name=run or "")
     placement = Placement(group)
     async with placement.watched():
         if await asyncio.to_thread(group.wait, options.wait_seconds):

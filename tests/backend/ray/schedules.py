@@ -3,7 +3,8 @@
 Two ranks, two engines and two runners on two nodes, each of which has CPUs for all of them; the driver is on a third,
 without CPUs. Whether they are packed onto one node or spread over both, and the order in which each process and a node
 die by kill -9, are drawn from the seed. `second`: another training, a process of its own, learns beside it on the same
-cluster, and its processes are killed as well. What came of it is a line of JSON.
+cluster, and its processes are killed as well. What came of it is a line of JSON. `AGL_RAY_SCHEDULES_TASKS` tasks a step
+instead of the recipe's twelve make a schedule shorter.
 """
 
 # ruff: noqa: ASYNC110 - a wait of a test
@@ -46,6 +47,7 @@ def trainer(run_dir: Path, steps: int, address: str | None, seed: int, layout: s
     """Of a training with so many ranks, engines and runners each; without an address an embedded one."""
     settings: dict[str, Any] = {**load_example("calc", "recipe").SETTINGS, "steps": steps, "schedule": "constant"}
     settings |= {"val_every": steps, "save_every": 1, "seed": seed, "model": "calc"}
+    settings["tasks_per_step"] = int(os.environ.get("AGL_RAY_SCHEDULES_TASKS") or settings["tasks_per_step"])
     if address is not None:
         options = {**CPUS, "address": address, "engines": each, "placement": layout, "wait_seconds": 120.0}
         settings |= {"backend": "ray", "ranks": each, "backend_options": {**options, "restarts": 10}}

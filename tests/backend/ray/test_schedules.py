@@ -1,6 +1,7 @@
 """The real Ray: two ranks, two engines and two runners on two nodes learn as one process does, while each of them and a
 node die in an order that is drawn. `make test-ray`; `AGL_RAY_SCHEDULES=20` draws so many orders, of which one is run
-otherwise, and `AGL_RAY_SCHEDULES_FROM` is the first's seed.
+otherwise, and `AGL_RAY_SCHEDULES_FROM` is the first's seed. `AGL_RAY_SCHEDULES_TASKS=4` takes a third of the rollouts,
+too few to ask what was learned.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is tested by `make test-ray`, which installs it"),
 ]
 STEPS = 10
+TASKS = int(os.environ.get("AGL_RAY_SCHEDULES_TASKS", "12"))
+"""Of a step, with eight rollouts each."""
 FIRST = int(os.environ.get("AGL_RAY_SCHEDULES_FROM", "0"))
 SEEDS = range(FIRST, FIRST + int(os.environ.get("AGL_RAY_SCHEDULES", "1")))
 
@@ -47,12 +50,13 @@ def test_a_drawn_schedule_of_deaths_changes_nothing(seed: int, tmp_path: Path) -
     found = json.loads(run(tmp_path / "run", seed, *second).splitlines()[-1])
     run(tmp_path / "embedded", seed, "embedded")
     rows, alone = rows_of(tmp_path / "run"), rows_of(tmp_path / "embedded")
-    check_the_stream(rows, STEPS)
+    check_the_stream(rows, STEPS, 8 * TASKS)
     assert [row["tasks"] for row in rows[1:]] == [row["tasks"] for row in alone[1:]]
     assert len(found["killed"]) == 7
     assert rows[-1]["val_low"] <= alone[-1]["val_high"], (rows[-1], alone[-1])
     assert alone[-1]["val_low"] <= rows[-1]["val_high"], (rows[-1], alone[-1])
-    assert rows[-1]["val_reward"] > rows[0]["val_high"], "it has learned"
+    if TASKS >= 12:
+        assert rows[-1]["val_reward"] > rows[0]["val_high"], "it has learned"
     if second:
         assert found["second"] == 0
-        check_the_stream(rows_of(tmp_path / "second"), STEPS)
+        check_the_stream(rows_of(tmp_path / "second"), STEPS, 8 * TASKS)

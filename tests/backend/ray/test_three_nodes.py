@@ -38,12 +38,12 @@ def train(folder: Path, *arguments: str) -> tuple[list[dict[str, object]], str]:
     return read_metrics(folder / "run" / "metrics.jsonl"), done.stderr
 
 
-def check_the_stream(rows: list[dict[str, object]], steps: int) -> None:
+def check_the_stream(rows: list[dict[str, object]], steps: int, rollouts: int = 96) -> None:
     """Every step was done once, with all its rollouts, on tasks that no other step had."""
     assert [row["step"] for row in rows] == list(range(steps + 1))
     tasks = Counter(task for row in rows[1:] for task in row["tasks"])  # pyright: ignore
     assert set(tasks.values()) == {1}
-    assert {row["rollouts"] for row in rows[1:]} == {96}
+    assert {row["rollouts"] for row in rows[1:]} == {rollouts}
     assert max(row["logprob_gap_max"] for row in rows[1:]) < 1e-3  # pyright: ignore
 
 
