@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from typing import Any
 
@@ -10,6 +11,7 @@ import openai
 import pytest
 
 from agentlightning.gateway.dialects.chat import ChatDialect
+from agentlightning.rendering import RenderersRendering
 from agentlightning.types import RolloutMode
 from tests.gateway.conftest import CALC, Site, call_text
 
@@ -253,6 +255,20 @@ async def test_content_may_be_text_parts_null_or_absent(site: Site) -> None:
 
 def _old_call() -> dict:
     return {"id": "x", "type": "function", "function": {"name": "calc", "arguments": '{"a": 2, "b": 3}'}}
+
+
+@pytest.mark.parametrize("words", [4_200, 7_000, 20_000, 100_000])
+async def test_the_tokens_of_a_prompt_that_does_not_fit_are_counted_or_said_to_be_more(
+    site: Site, rendering: RenderersRendering, words: int
+) -> None:
+    message: Any = {"role": "user", "content": "word " * words}
+    async with site.client() as client:
+        with pytest.raises(openai.BadRequestError) as error:
+            await client.chat.completions.create(model="policy", messages=[message])
+    found = re.search(r"prompt is too long: (\d+) tokens", error.value.message)
+    assert found is not None
+    counted, there = int(found[1]), len(rendering.render([message], None))
+    assert counted == there or (counted < there and "counted no further" in error.value.message)
 
 
 async def test_a_prompt_that_does_not_fit_is_the_providers_own_error(site: Site) -> None:

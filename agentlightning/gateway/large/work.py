@@ -205,12 +205,12 @@ def _check_length(request: CallRequest, measure: Measure, stopped: Stopped) -> b
     most, rendering = measure.max_context, _rendering(measure.source)
     fewest = fewest_tokens(request, rendering, lambda: _least(measure.source))
     if fewest >= most:
-        raise too_long(fewest, most)
+        raise too_long(fewest, most, at_least=True)
     size = size_of(request)
     if any(m["role"] == "assistant" for m in request.messages) and size <= _PER_TOKEN * most:
         return False
     if size > LONG and rendering.exceeds(texts_of(request), most, stopped):
-        raise too_long(most + 1, most)
+        raise too_long(most + 1, most, at_least=True)
     return True
 
 
@@ -219,7 +219,7 @@ def _count(request: CallRequest, measure: Measure, stopped: Stopped) -> int:
     request, most = as_served(request, rendering), COUNTED * measure.max_context
     fewest = fewest_tokens(request, rendering, lambda: _least(measure.source))
     if fewest >= most or rendering.exceeds(texts_of(request), most, stopped):
-        raise too_long(max(fewest, most + 1), measure.max_context)
+        raise too_long(max(fewest, most + 1), measure.max_context, at_least=True)
     try:
         rendering = rendering.with_arguments(request.arguments)
         return len(rendering.render(with_tool_names(request.messages), request.tools))

@@ -313,9 +313,10 @@ class Planner:
         if prompt_tokens < (self._info.max_context if most is None else most):
             return
         if live is not None:
-            why = f"A prompt of {prompt_tokens} tokens did not fit the context of {self._info.max_context}."
+            more = "" if most is None else "at least "
+            why = f"A prompt of {more}{prompt_tokens} tokens did not fit the context of {self._info.max_context}."
             live.mark_limited(why)
-        raise too_long(prompt_tokens, self._info.max_context)
+        raise too_long(prompt_tokens, self._info.max_context, at_least=most is not None)
 
     def _check_limits(self, arrival: Arrival) -> None:
         live, limits = arrival.live, self._limits

@@ -25,12 +25,14 @@ COUNTED = 4
 """Prompts of so many contexts are still counted, so that an agent knows how much to leave out."""
 
 
-def too_long(prompt_tokens: int, max_context: int) -> Refusal:
+def too_long(prompt_tokens: int, max_context: int, *, at_least: bool = False) -> Refusal:
+    """`at_least`: the prompt has more tokens, which nobody counted."""
     return Refusal(
         # The words by which the clients of both providers recognise this error.
         f"prompt is too long: {prompt_tokens} tokens > {max_context} maximum. This model's maximum "
         f"context length is {max_context} tokens. Please reduce the length of the messages, or raise "
-        "max_context of the algorithm, if the model can do more.",
+        "max_context of the algorithm, if the model can do more."
+        + (" The prompt has more tokens than are named here: they were counted no further." if at_least else ""),
         code="context_length_exceeded",
         param="messages",
     )
