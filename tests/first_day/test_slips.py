@@ -454,7 +454,7 @@ async def test_what_async_agents_raise() -> None:
             ["'Solve {question}: {hint}'", "'hint'", "given: question"],
         ),
         ("Solve {question}", {}, ["'question'", "given: nothing"]),
-        ("Solve {}", {"question": 1}, ["cannot be filled", "given: question"]),
+        ("Solve {}", {"question": 1}, ["placeholder without a name (write {question}, not {})", "given: question"]),
         ('Answer as {"a": 1}: {q}', {"q": 1}, ["written twice: {{ and }}"]),
         ("A lone { brace", {"q": 1}, ["written twice"]),
         ("{task.question}", {"task": {"question": 1}}, ["no attribute 'question'", "given: task"]),
