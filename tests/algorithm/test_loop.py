@@ -18,11 +18,13 @@ from agentlightning.algorithm.checkpoint import list_checkpoints, read_checkpoin
 from agentlightning.algorithm.episode import Sampled
 from agentlightning.algorithm.parts.curriculum import TaskDraw, as_curriculum
 from agentlightning.algorithm.run import TrainingRun
+from agentlightning.algorithm.sampling.rollouts import run_validation
 from agentlightning.algorithm.sampling.schedule import TaskSchedule
 from agentlightning.algorithm.sampling.source import FinishedRollouts, RolloutSource, Source
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import JsonlSink, Reporter, SilentConsole, read_metrics
 from agentlightning.store import InMemoryLightningStore
+from agentlightning.types import AttemptStatus, Outcome
 
 from .fakes import CountingBackend, CountingLearner
 from .test_credit import episode
@@ -225,6 +227,27 @@ def test_as_many_steps_are_announced_as_are_taken(
 async def test_nothing_to_validate_on_is_no_validation(tmp_path: Path, val: Any) -> None:
     await run(tmp_path, Recorded(epochs=1), range(3), val)
     assert all("val_reward" not in m for m in read_metrics(tmp_path / "m.jsonl"))
+
+
+async def test_all_validations_of_a_run_draw_alike(tmp_path: Path) -> None:
+    store, wanted = InMemoryLightningStore(), agl.GRPO(model="calc", val_repeats=2)
+    reporter = Reporter(JsonlSink(tmp_path / "m.jsonl", 0), SilentConsole())
+    context = TrainingContext(store=store, run_dir=tmp_path, reporter=reporter, backend=CountingBackend())
+    for step in (0, 1):
+        validating = asyncio.create_task(run_validation(context, wanted, ["a", "b"], {"step": step}))
+        for _ in range(4):
+            claim = await store.dequeue_rollout("worker", timeout=5)
+            assert claim is not None
+            at = (claim.rollout_id, claim.attempt.attempt_id)
+            await store.update_attempt(*at, status=AttemptStatus.SUCCEEDED, outcome=Outcome.OK)
+        await validating
+    seeds: dict[int, list[int]] = {0: [], 1: []}
+    for rollout in await store.query_rollouts():
+        seeds[rollout.metadata["step"]].append(rollout.metadata["sampling_seed"])
+    assert sorted(seeds[0]) == sorted(seeds[1])
+    assert len(set(seeds[0])) == 4
+    reporter.close()
+    await store.close()
 
 
 @pytest.mark.parametrize(

@@ -87,13 +87,18 @@ async def run_validation(
 ) -> dict[str, float | None]:
     """What the validation tasks were worth, see `measures.of_validation`; no number if the user stopped it.
 
-    `metadata`: of all their rollouts, with the step."""
+    `metadata`: of all their rollouts, with the step. All validations of a run draw alike, so that a curve rises and
+    falls with the policy more than by chance.
+    """
     requests = [
         EnqueueRolloutRequest(
-            input=dataset[i], mode=RolloutMode.VAL, config=settings.rollout_config, metadata=dict(metadata)
+            input=dataset[i],
+            mode=RolloutMode.VAL,
+            config=settings.rollout_config,
+            metadata={**metadata, **sampling_seed(settings.seed, "val", i, repeat)},
         )
         for i in range(len(dataset))
-        for _ in range(settings.val_repeats)
+        for repeat in range(settings.val_repeats)
     ]
     status = f"step {metadata['step']}: validating"
     try:
