@@ -53,6 +53,8 @@ FAMILY = {
     "GSPO": "GSPO()",
     "CISPO": "CISPO()",
     "PPO": "PPO()",
+    "GRPO default rate": "GRPO(learning_rate=None)",
+    "PPO default rate": "PPO(learning_rate=None)",
     "SFT": "SFT()",
     "DPO": "DPO()",
     "GRPO return_to_go": "GRPO(credit='return_to_go')",

@@ -29,7 +29,7 @@ BYTES_OF = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 LOGPROB_GAP = 1e-3
 """How far two right ways to compute a log-prob in float32 are apart at most, of most models."""
-SMALL_MODEL, MOST_FOR_SMALL = 3e7, 8.0
+SMALL_MODEL, MOST_FOR_SMALL = 3e7, 3.4
 """Below so many parameters the learning rate grows with the root of how many times smaller a model is, and at most so
 many times."""
 

@@ -20,7 +20,7 @@ def first_words(**settings: object) -> str:
 
 def test_the_learning_rate_is_said_and_whose_choice_it_was() -> None:
     assert (
-        "all weights of calc (0.7 million parameters) at learning rate 0.00067, the default for that size"
+        "all weights of calc (0.7 million parameters) at learning rate 0.00034, the default for that size"
         in first_words()
     )
     assert (
