@@ -195,10 +195,6 @@ def _of_wandb(one: Integration) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-if __name__ == "__main__":
-    main()
-
-
 _MEASURED = LossConfig(name="reinforce", token_accuracy=True)
 
 
@@ -282,3 +278,7 @@ class _ValidationMeasures(RunHooks):
         if pairs:
             return float(np.logaddexp(0.0, -settings.loss_config().dpo_beta * margins).mean()), None
         return total / max(tokens, 1), None if evaluating is None else likeliest / max(tokens, 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -40,3 +40,13 @@ def test_functions_fit_on_a_screen_and_files_in_a_head() -> None:
     assert {long for name, tree in trees().items() for long in _long(name, tree)} == LONGER, (
         "a shorter one leaves the list"
     )
+
+
+def test_what_a_module_does_as_a_program_stands_at_its_end() -> None:
+    """What follows it does not exist yet when the program runs."""
+    early = [
+        name
+        for name, tree in trees().items()
+        if any(isinstance(node, ast.If) and "__main__" in ast.unparse(node.test) for node in tree.body[:-1])
+    ]
+    assert early == []

@@ -11,6 +11,9 @@ verl's workers as the ranks of the learner: what they cannot do is refused, and 
 The driver is a model process on the cluster as any other; it computes on the CPU, and does not count as a rank.
 """
 
+# Where Ray is not installed, pyright takes the folder of this file for it.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import asyncio

@@ -6,6 +6,9 @@ one. Which processes share a machine's folders they find out themselves: see `Ho
 A folder with weights on its way between machines: its files as arrays, and the checksums they must have.
 """
 
+# Where Ray is not installed, pyright takes the folder of this file for it.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import asyncio

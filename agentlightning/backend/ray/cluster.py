@@ -3,6 +3,9 @@
 Whether what a run needs has room on a cluster, and in words why not. Pure.
 """
 
+# Where Ray is not installed, pyright takes the folder of this file for it.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import asyncio

@@ -5,6 +5,8 @@ An adapter as verl's workers make one: of the policy's shape. Its weights are th
 verl draws an adapter's weights itself, or reads a folder that every machine must have; neither is needed here.
 """
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import os

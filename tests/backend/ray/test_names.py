@@ -1,5 +1,7 @@
 """The real Ray: what its pages call the processes of a run. `make test-ray`."""
 
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from importlib.util import find_spec
