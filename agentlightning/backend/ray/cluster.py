@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import threading
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -134,14 +135,16 @@ def of_run(name: str, run: str | None) -> str:
 
 
 async def reserve(needs: Sequence[Need], options: RayOptions, how: Layout, run: str | None = None) -> Placement:
-    """Room for all of it at once, by the run's name. Raises ConfigError that says what is needed and what is there."""
+    """Room for all of it at once, by the run's name and a suffix, as no two may have one name. Raises ConfigError that
+    says what is needed and what is there."""
     from ray.util import placement_group, remove_placement_group  # pyright: ignore[reportMissingImports]
 
     bundles = [bundle for need in needs for bundle in need.bundles()]
     if not fits_on(needs, _machines(), apart=how == "STRICT_SPREAD"):
         hint = f"Waiting {options.wait_seconds:g} s for it to grow."
         logger.warning("%s", too_small(needs, _machines(), _free(), hint=hint))
-    group = await asyncio.to_thread(placement_group, bundles, strategy=how, name=run or "")
+    named = f"{run}-{secrets.token_hex(4)}" if run else ""
+    group = await asyncio.to_thread(placement_group, bundles, strategy=how, name=named)
     placement = Placement(group)
     async with placement.watched():
         if await asyncio.to_thread(group.wait, options.wait_seconds):

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from agentlightning.backend import ModelSpec, make_backend
+from agentlightning.backend.ray.cluster import Need, reserve
+from agentlightning.backend.ray.options import parse_options
 
 pytestmark = [
     pytest.mark.ray,
@@ -28,7 +30,11 @@ async def test_actors_and_what_they_take_up_are_named_after_the_run(tmp_path: Pa
     backend = make_backend("ray", spec)
     await backend.start()
     try:
-        assert [group["name"] for group in placement_group_table().values()] == ["mail"]
+        others = await reserve([Need("runner", 1, {"CPU": 0.1})], parse_options(options), "PACK", "mail")
+        groups = [group["name"] for group in placement_group_table().values() if group["state"] == "CREATED"]
+        assert len(groups) == 2
+        assert all(name.startswith("mail-") for name in groups), groups
+        await others.give_back()
         hosts = backend._hosts.values()  # pyright: ignore
         names = {ray.get(host.actor.__ray_call__.remote(repr)) for host in hosts}
         assert names == {"learner rank 0 of mail", "engine 0 of mail"}
