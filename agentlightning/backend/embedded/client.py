@@ -12,7 +12,7 @@ import itertools
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import NoReturn, Protocol, Self
+from typing import NoReturn, Self
 
 from agentlightning.backend.base import BackendStats
 from agentlightning.backend.embedded.child import Child
@@ -62,26 +62,10 @@ from agentlightning.types.arrays import Float32Array, Int32Array, np
 logger = logging.getLogger(__name__)
 
 
-class VerbCaller(Protocol):
-    """The process behind a handle."""
-
-    async def call(self, policy: str, verb: Verb) -> Reply: ...
-
-    def sample(
-        self,
-        policy: str,
-        prompt_ids: Int32Array,
-        params: SamplingParams,
-        *,
-        stream: bool = False,
-        request_id: str | None = None,
-    ) -> AsyncGenerator[Chunk, None]: ...
-
-
 class PolicyHandle:
     """The `Engine` and the `Learner` of the policy with this name."""
 
-    def __init__(self, process: VerbCaller, policy: str) -> None:
+    def __init__(self, process: ModelProcess, policy: str) -> None:
         self._process = process
         self._policy = policy
 
