@@ -82,13 +82,15 @@ async def _read(
         evidence = await opened.evidence()
         total = (await opened.store.query_rollouts(limit=0)).total
     done = [e for e in evidence.episodes if e.outcome != "cancelled"]
-    late = [evidence.spans.get(e.rollout.rollout_id, ()) for e in evidence.episodes if e not in done]
-    phases = Counter(phase_of(spans[-1] if spans else None, waits_for_model=False) for spans in late)
+    late = [e for e in evidence.episodes if e.outcome == "cancelled"]
+    spans = [evidence.spans.get(e.rollout.rollout_id, ()) for e in late]
+    phases = Counter(phase_of(own[-1] if own else None, waits_for_model=False) for own in spans)
     provider = options.endpoint is not None
     refused_requests = trainer.algorithm.context.refused_requests
     evidence = replace(evidence, episodes=done, provider=provider, refused_requests=dict(refused_requests))
     known = {"decode": decoder_of_model(model), "template": template_of_model(model)}
-    return examine(evidence, plan, blocked=blocked, unfinished=total - len(done), phases=phases, **known)
+    known |= {"phases": phases, "calls_so_far": [len(e.calls) for e in late]}
+    return examine(evidence, plan, blocked=blocked, unfinished=total - len(done), **known)
 
 
 def _trainer(options: DoctorOptions, folder: Path) -> tuple[Trainer, str | None]:

@@ -21,6 +21,8 @@ from agentlightning.types.finding import Diagnosis, Finding, note, problem, shar
 
 SLOW_STEP = 1800.0
 """Projected seconds of a step's sampling that are worth a word."""
+MANY_CALLS = 10
+"""Calls of the model after which a rollout that is not at its end rather has none than waits for something."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,7 @@ def examine(
     blocked: Sequence[str] = (),
     unfinished: int = 0,
     phases: Mapping[str, int] | None = None,
+    calls_so_far: Sequence[int] = (),
     decode: Decode | None = None,
     template: Template | None = None,
 ) -> Diagnosis:
@@ -53,13 +56,14 @@ def examine(
     blocked: what was said of async code that blocks its event loop.
     unfinished: rollouts that did not come to their end in the time there was.
     phases: how many of them were where, as far as that is known (`algorithm.stall.Phase`).
+    calls_so_far: of those that began, how often each had called the model.
     """
     found = diagnose(evidence, decode, template)
     measured = {**found.measured, **costs(evidence, plan)}
     findings = worst_first(
         [
             *(f for f in found.findings if f.code not in ("solved", "nothing_ran")),
-            *_slow(evidence, unfinished, phases or {}),
+            *_slow(evidence, unfinished, phases or {}, calls_so_far),
             *_costly(measured, plan),
             *_blocking(blocked),
         ]
@@ -101,16 +105,21 @@ def costs(evidence: Evidence, plan: Plan) -> dict[str, Any]:
     return found
 
 
-def _slow(evidence: Evidence, unfinished: int, phases: Mapping[str, int]) -> Iterator[Finding]:
+def _slow(
+    evidence: Evidence, unfinished: int, phases: Mapping[str, int], calls_so_far: Sequence[int]
+) -> Iterator[Finding]:
     if unfinished:
         total = unfinished + len(evidence.episodes)
         where = "; ".join(f"{count} {phase}" for phase, count in phases.items())
+        cause = "See where it waits: a tool or a service that does not answer needs a timeout."
+        if (calls := statistics.median(calls_so_far or [0])) >= MANY_CALLS:
+            where = f"{where}; {calls:g} calls of the model each by then"
+            cause = "Give an episode an end: a limit of its turns, which an environment has as an option of its own."
         yield (warning if evidence.episodes else problem)(
             "too_slow",
             f"{share(unfinished, total)} rollouts did not come to their end in the time the doctor had"
             f"{f' ({where})' if where else ''}.",
-            "See where it waits: a tool or a service that does not answer needs a timeout. If it is meant to take so "
-            "long, give the doctor more (--seconds).",
+            f"{cause} If it is meant to take so long, give the doctor more (--seconds).",
             phases=dict(phases),
         )
     elif not evidence.episodes:

@@ -121,13 +121,24 @@ class ForeignEnvironment(Environment):
             raise ConfigError(f"{self.scheme}: {self.name} lists no tasks within {_LIST_SECONDS:g} s.") from None
         if done.returncode != 0:
             words = done.stderr.strip()[-800:] if debugging() else _what_was_raised(done.stderr)
-            missing = f" {self._python} needs  {self.install}" if "ModuleNotFoundError" in done.stderr else ""
+            missing = self._what_is_missing(done.stderr)
             arguments = " Its arguments: --env-option arguments='{…}', as JSON." if _ARGUMENTS.search(words) else ""
             raise ConfigError(f"{self.scheme}: {self.name} cannot be loaded.{missing}\n{words}{arguments}")
         listed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         if listed and "rewards_groups" in listed[0]:
             self._rewards_groups = listed.pop(0)["rewards_groups"]
         return listed
+
+    def _what_is_missing(self, stderr: str) -> str:
+        """Which package to install where an import failed: the scheme's own, or what the environment itself imports."""
+        absent = _ABSENT.findall(stderr)
+        if not absent:
+            return ""
+        module = absent[-1].partition(".")[0]
+        own = {_as_module(word) for word in (*self.install.replace(",", " ").split(), self.name)}
+        if module in own:
+            return f" {self._python} needs  {self.install}"
+        return f" {self.name} imports {module}: install the package that holds it for {self._python}."
 
     async def probes(self, tasks: Sequence[Any]) -> AsyncIterator[Probe]:
         began = time.perf_counter()
@@ -247,6 +258,10 @@ class _Worker(LitAgent[Any]):
         return wanted
 
 
+def _as_module(package: str) -> str:
+    return package.rpartition("/")[2].replace("-", "_")
+
+
 def _what_was_raised(stderr: str) -> str:
     """What a process said at its end: of a traceback, the error with all lines of its message, without the frames; of
     several errors in one, each. What failed when the process ended is not why it did."""
@@ -261,5 +276,6 @@ def _what_was_raised(stderr: str) -> str:
 
 
 _ARGUMENTS = re.compile(r"missing \d+ required (positional|keyword-only) argument|unexpected keyword argument")
+_ABSENT = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _OF_A_GROUP = re.compile(r"\s+\| [A-Za-z_][\w.]*: ")
 """The error of one in a group, as a traceback shows it."""

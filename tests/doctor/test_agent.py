@@ -70,6 +70,10 @@ async def test_slow_and_blocking_agents_are_told() -> None:
     nothing = examine(Evidence(), Plan(), unfinished=16, phases={"in a tool": 12, "claimed, nothing recorded yet": 4})
     assert [(f.code, f.severity) for f in nothing.findings] == [("too_slow", "problem")]
     assert "(12 in a tool; 4 claimed, nothing recorded yet)" in nothing.findings[0].words
+    assert "needs a timeout" in nothing.findings[0].fix
+    endless = examine(Evidence(), Plan(), unfinished=2, phases={"in a call": 2}, calls_so_far=[40, 50])
+    assert "(2 in a call; 45 calls of the model each by then)" in endless.findings[0].words
+    assert "a limit of its turns" in endless.findings[0].fix
 
 
 async def test_an_agent_of_which_nothing_was_seen_is_not_called_ready() -> None:

@@ -97,9 +97,10 @@ def test_what_cannot_be_loaded_says_why(worker: Path, tmp_path: Path) -> None:
         Own(worker, python=str(tmp_path / "nowhere")).tasks()
     with pytest.raises(ConfigError, match=r"there are 6 tasks\."):
         Own(worker, val_tasks=6).tasks()
-    worker.write_text("import no_such_package")
-    with pytest.raises(ConfigError, match="pip install own"):
-        Own(worker).tasks()
+    for absent, needs in (("own", "needs  pip install own"), ("no_such.package", "imports no_such: install")):
+        worker.write_text(f"raise ModuleNotFoundError(\"No module named '{absent}'\")")
+        with pytest.raises(ConfigError, match=needs):
+            Own(worker).tasks()
 
 
 async def test_it_is_tried_out_by_loading(worker: Path) -> None:

@@ -57,6 +57,24 @@ def done(folder: Path, engine: str, script: str, **options: Any) -> Verified:
     return asyncio.run(run_trial(read_task(folder), work, env.settings))
 
 
+def test_what_prepares_the_box_is_not_in_the_agents_time(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "task", more="[agent]\ntimeout_sec = 5\n")
+    recorded: list[Any] = []
+
+    async def install(box: Any, stage: Any) -> None:
+        await box.shell("sleep 6; printf hello > greeting")
+
+    async def work(box: Any, stage: Any, captured: Captured) -> int:
+        return (await box.run(["cp", "greeting", "out.txt"], user=None, captured=captured)).exit_code
+
+    settings = HarborEnvironment(str(task), **engine_or_skip("bubblewrap")).settings
+    found = asyncio.run(run_trial(read_task(task), work, settings, prepare=install, record=recorded.append))
+    assert found.rewards == {"reward": 1.0}
+    [program] = [one["program"] for one in recorded if "program" in one]
+    assert "timed_out" not in program
+    assert program["seconds"] < 5
+
+
 @pytest.mark.slow  # tests/cli/test_environments.py has one task with its solution, and without
 @pytest.mark.parametrize("engine", ENGINES)
 def test_five_tasks_are_solved_by_their_solutions_and_by_nobody_else(engine: str, tmp_path: Path) -> None:

@@ -196,6 +196,7 @@ class _HarborAgent(LitAgent[Any]):
             read,
             worker,
             self._environment.settings,
+            prepare=self._install_known,
             endpoint=llm.endpoint if llm else None,
             uses=[program] if program else [],
             record=emit_annotation,
@@ -209,8 +210,6 @@ class _HarborAgent(LitAgent[Any]):
             environment = endpoint_inside(environment)
         if self._known is not None:
             environment |= {name: with_llm(value, llm) for name, value in self._known.environment.items()}
-            with box.reaching(box.egress and box.egress.first):
-                await self._installed(box, stage)
         filled = placeholders.fill(
             [with_llm(word, llm) for word in self._command], {**task, "prompt": stage.instruction}
         )
@@ -220,17 +219,21 @@ class _HarborAgent(LitAgent[Any]):
             raise ExecutorError(f"{self._known.name} is not in the task's box: {done.stderr.strip()[-500:]}")
         return done.exit_code
 
-    async def _installed(self, box: Box, stage: Stage) -> None:
+    async def _install_known(self, box: Box, stage: Stage) -> None:
         """Install a known agent that the box lacks. Raises ExecutorError where that fails."""
-        assert self._known is not None
-        if (await box.shell(f"command -v {shlex.quote(self._known.program)}", user=stage.agent.user)).exit_code == 0:
+        if self._known is None:
             return
-        needs = f"{self._known.name} is not installed in the task's box. Its image needs:  {self._known.install}"
-        if not self._install or self._environment.settings.engine == "bubblewrap":
-            raise ExecutorError(needs)
-        done = await box.shell(f"timeout {_INSTALL_SECONDS:g} {self._known.install}", user=0)
-        if done.exit_code != 0:
-            raise ExecutorError(f"{needs}\nThat failed: {done.stderr.strip()[-500:]}")
+        with box.reaching(box.egress and box.egress.first):
+            if (
+                await box.shell(f"command -v {shlex.quote(self._known.program)}", user=stage.agent.user)
+            ).exit_code == 0:
+                return
+            needs = f"{self._known.name} is not installed in the task's box. Its image needs:  {self._known.install}"
+            if not self._install or self._environment.settings.engine == "bubblewrap":
+                raise ExecutorError(needs)
+            done = await box.shell(f"timeout {_INSTALL_SECONDS:g} {self._known.install}", user=0)
+            if done.exit_code != 0:
+                raise ExecutorError(f"{needs}\nThat failed: {done.stderr.strip()[-500:]}")
 
 
 def _read(task: Mapping[str, Any]) -> HarborTask:

@@ -31,6 +31,8 @@ from agentlightning.types.reward import checked_reward
 
 Worker = Callable[[Box, Stage, Captured], Awaitable[int]]
 """Works on a stage in its box; its exit code."""
+Preparation = Callable[[Box, Stage], Awaitable[None]]
+"""Makes a box ready for the worker, in time of its own: the limit of the worker's counts from when it starts."""
 _SHOWN = 2000
 
 
@@ -63,6 +65,7 @@ async def run_trial(
     work: Worker,
     settings: TrialSettings,
     *,
+    prepare: Preparation | None = None,
     endpoint: str | None = None,
     uses: Sequence[str] = (),
     record: Record = lambda _: None,
@@ -84,6 +87,8 @@ async def run_trial(
         await _healthy(box, section.healthcheck)
         for stage in task.stages:
             await _prepare(box, stage)
+            if prepare is not None:
+                await prepare(box, stage)
             await _let_work(box, stage, work, settings, record)
             rewards = await _verified(task, stage, box, settings, record)
             found.stages[stage.name] = rewards
