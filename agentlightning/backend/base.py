@@ -85,9 +85,10 @@ class ModelSettings:
             or not texts
             or len(set(aliases)) < len(aliases)
         ):
+            also = "" if self.frozen is None else f", frozen is {self.frozen!r}"
             raise ConfigError(
-                f"policies is {given!r}{'' if self.frozen is None else f' and frozen {self.frozen!r}'}; policies takes a "
-                "list of different names, for example policies=['solver', 'checker'], and frozen one that is not in it."
+                f"policies is {given!r}{also}; policies takes a list of different names, for example "
+                "policies=['solver', 'checker'], and frozen one more."
             )
         found = dict(given) if isinstance(given, Mapping) else dict.fromkeys(given)
         if self.frozen is not None and not found:

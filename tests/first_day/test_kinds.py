@@ -60,7 +60,7 @@ def test_what_is_given(wrong: str, words: str) -> None:
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("wrong", [3, "x", [1], [["a"]], {1: 2}, None, object])
+@pytest.mark.parametrize("wrong", [3, [["a"]], {1: 2}, None])
 def test_no_setting_of_training_meets_a_value_of_another_kind_with_a_traceback(wrong: object) -> None:
     """Of each setting by its flat name; a value that happens to be right is taken."""
     for name in names_of(agl.GRPO):
