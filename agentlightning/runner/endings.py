@@ -23,6 +23,7 @@ from agentlightning.errors import AgentError, AgentLightningError, message_of
 from agentlightning.frames import is_library
 from agentlightning.keys import redacted
 from agentlightning.runner.frameworks import CLIENT, causes, framework_of, in_its_words
+from agentlightning.runner.versions import other_version
 from agentlightning.store.operations.codec import readable
 from agentlightning.types import Outcome
 
@@ -202,6 +203,9 @@ _IN_A_LOOP = (
     "run_until_complete(…)."
 )
 _SYNC_CLIENT = "This client's calls are not async: take AsyncOpenAI, or make the agent a plain `def` without await."
+NOT_ASYNC = (
+    "This call is not async: leave `await` out, and make the agent a plain `def`, which has a thread of its own."
+)
 NO_AWAIT = "Emitters such as emit_reward are not async: leave `await` out."
 CALL_IT = "Call it there, with a name: with agl.operation('search'): …"
 _NO_KEYBOARD = "An agent has nobody at the keyboard: take what it asks for from the task, in place of input()."
@@ -239,6 +243,10 @@ TOO_HASTY = (
     "Its client waited no longer: its timeout is in seconds, and the model answers many rollouts at once. Leave "
     "timeout out or give more, such as timeout=600. The model's address is base_url=llm.endpoint; if it called another "
     "one, of a judge or a tool, look at its base_url."
+)
+GATEWAY_AT_IMPORT = (
+    "At the top of a file there is no rollout yet: make it inside the agent, or once with base_url=agl.GATEWAY_URL and "
+    "any key. "
 )
 SAY_JSON = "The body is sent as something else than JSON: add the header  Content-Type: application/json."
 _ONE_V1_ONLY = "llm.endpoint is the base URL, ending in /v1: the client itself adds /chat/completions."
@@ -294,6 +302,7 @@ _PYTHONS_WORDS = {
     r"asyncio\.run\(\) cannot be called from a running event loop|event loop is already running": _IN_A_LOOP,
     rf"^object ({_ANSWERS}|Stream)\b.* can't be used in 'await' expression": _SYNC_CLIENT,
     r"^object Span can't be used in 'await' expression": NO_AWAIT,
+    r"^object \w+ can't be used in 'await' expression": NOT_ASYNC,
     r"'function' object does not support the (asynchronous )?context manager protocol": CALL_IT,
     r"^No module named": _NOT_HERE,
     r"^signal only works in main thread|usage of signal\.alarm": IN_A_THREAD,
@@ -359,7 +368,8 @@ def _hint_for_one(error: BaseException) -> str | None:
     if "415" in text and "Unsupported Media Type" in text:
         return SAY_JSON
     if module in ("builtins", "sqlite3"):
-        return next((hint for phrase, hint in _PYTHONS_WORDS.items() if re.search(phrase, text)), None)
+        known = next((hint for phrase, hint in _PYTHONS_WORDS.items() if re.search(phrase, text)), None)
+        return known or other_version(error)
     return None
 
 

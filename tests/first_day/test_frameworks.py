@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import gc
 import sqlite3
 import threading
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
+import openai
 import pytest
 
+from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.rollout_verdicts import first_line, never_called
+from agentlightning.errors import ConfigError, RewardError
 from agentlightning.gateway.attempts import AttemptSummary
 from agentlightning.runner.endings import (
     IN_ANOTHER_THREAD,
@@ -26,8 +35,14 @@ from agentlightning.runner.endings import (
     hint_without_calls,
     with_gateway,
 )
+from agentlightning.runner.executor import new_event_loop
 from agentlightning.runner.frameworks import FRAMEWORKS, framework_of
-from agentlightning.types import Outcome
+from agentlightning.runner.versions import other_version
+from agentlightning.trainer.checks import as_agent
+from agentlightning.trainer.example import load_agent
+from agentlightning.types import Attempt, Outcome, Rollout
+from agentlightning.types.names import NO_SUCH_PATH
+from agentlightning.types.reward import checked_reward, reward_attributes
 
 AGENTS = Path(__file__).parents[1] / "clients" / "agents"
 
@@ -160,3 +175,102 @@ def test_a_checkpointer_that_another_thread_made() -> None:
     thread.join()
     shared.close()
     assert hint_for(said[0]) == IN_ANOTHER_THREAD
+
+
+def test_a_file_that_makes_its_model_at_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "made_at_import.py"
+    file.write_text("import openai\n\nclient = openai.OpenAI()\n")
+    with pytest.raises(ConfigError) as caught:
+        load_agent(f"{file}:agent")
+    said = str(caught.value)
+    assert "base_url=agl.GATEWAY_URL" in said
+    assert OWN_KEY in said
+    assert "line 3" in said
+    assert "site-packages" not in said, "the user's own lines alone"
+
+
+@pytest.mark.parametrize(
+    "line", ["agent = openai.types.Model.model_construct(id='x')", "agent = httpx.URL('http://x')"]
+)
+def test_a_frameworks_own_object_is_given_a_function_around_it(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "own_object.py"
+    file.write_text(f"import openai, httpx\n\n{line}\n")
+    with pytest.raises(ConfigError, match=r"of (openai|httpx) [\d.]+\. Write a function around it"):
+        load_agent(f"{file}:agent")
+    with pytest.raises(ConfigError, match=r"of httpx [\d.]+\. Write a function around it"):
+        as_agent(httpx.URL("http://x"))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("from openai import ChatCompletions", ()),
+        ("openai.ChatCompletions", ()),
+        ("openai.types.Model.model_construct(id='x', object='model').data", ("its parts are id, ",)),
+        ("httpx.Client(proxies={})", ("it takes proxy, ",)),
+    ],
+)
+def test_code_for_another_version_of_a_package(wrong: str, words: tuple[str, ...]) -> None:
+    with pytest.raises((ImportError, AttributeError, TypeError)) as caught:
+        exec(wrong, {"openai": openai, "httpx": httpx, "Client": httpx.Client})
+    said = describe(caught.value)
+    package = "httpx" if "httpx" in wrong else "openai"
+    assert f"{package} {version(package)} is installed here, and has no such name" in said
+    assert all(each in said for each in words)
+    assert NOT_AS_EXPECTED not in ended(caught.value, calls=1), "the model has no part in it"
+
+
+@pytest.mark.parametrize("wrong", ["'x'.data", "None.data", "f(unknown=1)", "__import__('json').Loads"])
+def test_names_that_no_package_has_are_no_matter_of_versions(wrong: str) -> None:
+    with pytest.raises((AttributeError, TypeError)) as caught:
+        exec(wrong, {"f": lambda known: known})
+    assert other_version(caught.value) is None
+
+
+@pytest.mark.parametrize("part", ["final_output", "output", "raw", "content"])
+def test_a_frameworks_result_in_place_of_a_reward(part: str) -> None:
+    result = SimpleNamespace(**{part: "The answer is 4."})
+    with pytest.raises(RewardError, match=rf"^The reward must be .*float\(task\['answer'\] in result\.{part}\)"):
+        checked_reward(result)
+    with pytest.raises(RewardError, match=r"in result\['messages'\]\[-1\]\.content\)"):
+        reward_attributes({"messages": [SimpleNamespace(content="4")]})  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("path", ["/conversations", "/v1/files", "/images/generations", "/vector_stores/x/search"])
+def test_what_a_provider_keeps_is_not_asked_of_the_model(path: str) -> None:
+    finding = never_called([], {f"{NO_SUCH_PATH}{path} here. Served are /v1/chat/completions.": 4})
+    assert "Keep a conversation in the agent" in finding.fix
+    wrong = never_called([], {f"{NO_SUCH_PATH}/chat/completions/chat/completions here.": 4})
+    assert "give it to a client as it is" in wrong.fix
+
+
+def test_a_long_error_is_cut_between_words() -> None:
+    attempt = Attempt(
+        rollout_id="ro-1", attempt_id="at-1", sequence_id=1, start_time=0.0, error=f"{'a word ' * 60}\nmore"
+    )
+    line = first_line(Episode(Rollout(rollout_id="ro-1", input={}), attempt, None, []))
+    assert line.endswith((" a …", " word …"))
+    assert len(line) <= 302
+
+
+def test_a_client_of_a_loop_that_is_closed_ends_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    class Client:
+        async def aclose(self) -> None:
+            raise RuntimeError("Event loop is closed")
+
+        async def work(self) -> None:
+            raise RuntimeError("Event loop is closed")
+
+    async def collected(coroutine: Any) -> None:
+        task = asyncio.create_task(coroutine)
+        await asyncio.wait([task])
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(collected(Client().aclose()))
+        gc.collect()
+        assert not caplog.records
+        runner.run(collected(Client().work()))
+        gc.collect()
+        assert [record.name for record in caplog.records] == ["asyncio"]
