@@ -52,7 +52,8 @@ NOT_HAD = {
     "crush": "its npm package downloads the program when it is installed, from a host that could not be reached",
     "Cursor CLI": "no package registry has it, and it needs an account",
     "goose": "no package registry has it: the packages of that name are others",
-    "Terminus-2": "harbor 0.26.0 installs, but runs its agents in containers or a cloud only, and here is neither",
+    "Terminus-2": "harbor 0.26.0 installs, but runs its agents only in containers or in a cloud, and neither was "
+    "available",
 }
 """Agents that could not be run, and why."""
 

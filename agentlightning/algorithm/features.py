@@ -5,7 +5,7 @@ A feature is a file below `parts`, and here its line in `PARTS` and, if it has s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -174,7 +174,7 @@ class FeatureSettings(TrainingSettings):
     def check_parts(self) -> None:
         """Raises ConfigError for a user's part that is none, or has the name of another one."""
         names = {kind.name for kind in PARTS}
-        for part in self.parts:
+        for part in self.parts if isinstance(self.parts, Iterable) else (self.parts,):
             if not isinstance(part, Part):
                 raise ConfigError(
                     f"parts has {part!r}; it takes objects of classes that inherit from agl.Part, which only a script "

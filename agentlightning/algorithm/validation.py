@@ -87,7 +87,7 @@ def choices(kind: type[Any]) -> dict[str, tuple[str, ...]]:
 def _refuse_other_types(s: FeatureSettings) -> None:
     for name, example in _BY_NAME.items():
         value = getattr(s, name)
-        if not isinstance(value, Mapping):
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise ConfigError(f"{name} is {value!r}; it takes values by name, for example {name}={example}.")
     if not isinstance(s.rollout_config, RolloutConfig):
         raise ConfigError(

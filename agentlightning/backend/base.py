@@ -12,7 +12,7 @@ beside a learner). A backend is chosen by name, or given as any callable that ma
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, Protocol, runtime_checkable
 
@@ -76,10 +76,21 @@ class ModelSettings:
 
         Raises ConfigError for aliases that cannot be.
         """
-        found = dict(self.policies) if isinstance(self.policies, Mapping) else dict.fromkeys(self.policies)
-        aliases = [*found, *([self.frozen] if self.frozen is not None else [])]
-        if isinstance(self.policies, str) or len(set(aliases)) < len(self.policies) + (self.frozen is not None):
-            raise ConfigError("policies takes a list of different names, for example policies=['solver', 'checker'].")
+        given: Any = self.policies  # of a script, it may be anything
+        aliases = [*given, *([self.frozen] if self.frozen is not None else [])] if isinstance(given, Collection) else []
+        texts = all(isinstance(alias, str) for alias in aliases)
+        if (
+            isinstance(given, str | bytes)
+            or not isinstance(given, Collection)
+            or not texts
+            or len(set(aliases)) < len(aliases)
+        ):
+            also = "" if self.frozen is None else f", frozen is {self.frozen!r}"
+            raise ConfigError(
+                f"policies is {given!r}{also}; policies takes a list of different names, for example "
+                "policies=['solver', 'checker'], and frozen one more."
+            )
+        found = dict(given) if isinstance(given, Mapping) else dict.fromkeys(given)
         if self.frozen is not None and not found:
             raise ConfigError("frozen names the base model next to several policies; give policies=[…] with it.")
         for alias in aliases:

@@ -24,7 +24,9 @@ from agentlightning.environments.playing import ActionResult, PlayedEpisode, Pla
 from agentlightning.errors import AgentError, ConfigError, ExecutorError, missing_extra
 from agentlightning.types.reward import checked_reward
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_COLOURED = re.compile(r"\x1b\[(?:[01]?;)?(?P<code>[34][0-7])(?:;[01])?m(?P<text>[^\x1b]*)\x1b\[0?m")
+_COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class GymEnvironment(Environment):
@@ -140,7 +142,7 @@ class GymEnvironment(Environment):
         if isinstance(observation, str):
             return observation
         drawn = made.render() if made.render_mode == "ansi" else None
-        return _COLOURS.sub("", drawn).strip() if isinstance(drawn, str) else json.dumps(_plain(observation))
+        return _without_escapes(drawn).strip() if isinstance(drawn, str) else json.dumps(_plain(observation))
 
     def action(self, answer: str) -> Any:
         """The action that an answer names; None for none."""
@@ -198,6 +200,14 @@ def _parts(found: Any, method: str, names: str) -> tuple[Any, ...]:
         shown = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
         raise TypeError(f"{method} returned {shown}; Gymnasium's returns {names}")
     return found
+
+
+def _without_escapes(drawn: str) -> str:
+    """A drawing in which colours are words: they may be all that says where the player stands."""
+    found = 1
+    while found:  # one in another, from the inmost
+        drawn, found = _COLOURED.subn(lambda one: f"[{_COLOURS[int(one['code'][1])]}:{one['text']}]", drawn)
+    return _ESCAPE.sub("", drawn)
 
 
 @contextmanager

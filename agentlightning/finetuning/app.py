@@ -81,7 +81,7 @@ class TrainingServer:
         if settings.admin_key is None and not is_local_name(settings.host):
             raise ConfigError(f"Listening on {settings.host} lets others in: give an admin key (--api-key).")
         make_folder(folder)
-        self.records = Records(folder / "records.db")
+        self.records = Records(folder / "records.db", settings.quotas.records)
         self.quotas = settings.quotas
         self.blobs = Blobs(folder / "files")
         self.files = Files(self.records, self.blobs)

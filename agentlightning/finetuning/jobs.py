@@ -45,6 +45,8 @@ class Quotas:
     """Jobs that are not finished."""
     checkpoint_bytes: int = 100 << 30
     """Of all checkpoints that its jobs and its training clients (tinker) keep."""
+    records: int = 100_000
+    """Of files, uploads, jobs, and the runs and checkpoints of training clients: of each so many rows."""
 
 
 class Jobs:

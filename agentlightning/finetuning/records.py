@@ -18,6 +18,7 @@ import msgspec
 
 from agentlightning.errors import ConfigError
 from agentlightning.files import open_private
+from agentlightning.gateway.exchange import Refusal
 
 try:
     import fcntl
@@ -52,7 +53,15 @@ CREATE TABLE IF NOT EXISTS events (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, job TEXT, created_at INTEGER, level TEXT, type TEXT,
     message TEXT, data TEXT);
 CREATE INDEX IF NOT EXISTS events_of_job ON events (job, seq);
+CREATE INDEX IF NOT EXISTS parts_of_upload ON parts (upload);
+CREATE INDEX IF NOT EXISTS files_of_owner ON files (owner);
+CREATE INDEX IF NOT EXISTS uploads_of_owner ON uploads (owner);
+CREATE INDEX IF NOT EXISTS jobs_of_owner ON jobs (owner);
 """
+_TOO_MANY = (
+    "This key has {:,} {} on record, and may have no more. Delete what can be deleted, or have the server started "
+    "with a higher --quota records=NUMBER."
+)
 
 Row = dict[str, Any]
 
@@ -74,8 +83,9 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
 class Records:
     """The open file. Its methods take milliseconds, so they are called on the event loop."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises ConfigError where another server has it."""
+    def __init__(self, path: Path, most: int = 100_000) -> None:
+        """`most`: rows that an owner may have in a table. Raises ConfigError where another server has the file."""
+        self._most = most
         self._lock = open_private(path.with_suffix(".lock"), "a")
         if fcntl is not None:
             try:
@@ -124,8 +134,17 @@ class Records:
     def rows(self, sql: str, *values: Any) -> list[Row]:
         return [dict(row) for row in self._connection.execute(sql, values)]
 
+    def check_more(self, table: str, owner: str) -> None:
+        """Raises `Refusal` where an owner may have no further row in a table."""
+        count = (self.row(f"SELECT count(*) AS n FROM {table} WHERE owner = ?", owner) or {"n": 0})["n"]
+        if count >= self._most:
+            words = _TOO_MANY.format(count, table.replace("_", " "))
+            raise Refusal(words, status=429, kind="rate_limit_error", code="too_many_records")
+
     def add(self, table: str, **values: Any) -> None:
-        """Insert a row; one with the same id stays as it is."""
+        """Insert a row; one with the same id stays as it is. Raises `Refusal` where its owner may have no more."""
+        if "owner" in values and self.row(f"SELECT id FROM {table} WHERE id = ?", values["id"]) is None:
+            self.check_more(table, values["owner"])
         names, marks = ", ".join(values), ", ".join("?" * len(values))
         self._connection.execute(f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({marks})", tuple(values.values()))
 

@@ -170,7 +170,7 @@ def opening(
 ) -> str:
     """The model, what is trained of it at which learning rate, how many steps, and where the run leaves its files."""
     steps = settings.steps_of(len(train)) if train is not None else settings.steps
-    how_many = "" if steps is None else f"{steps} steps of "
+    how_many = "" if steps is None else f"{steps} step{'' if steps == 1 else 's'} of "
     step = f"{settings.tasks_per_step} tasks × {settings.group_size} rollouts"
     of_what = f"{_tasks(train, 'training')} and {_tasks(val, 'validation')}"
     if settings.examples is not None:

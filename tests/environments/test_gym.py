@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,23 @@ def test_a_way_across_a_lake_by_names() -> None:
         return next(way)
 
     assert played(env, answer) == 1.0
-    assert "SFFF" in seen[0]
+    assert seen[0].splitlines()[0] == "[red:S]FFF"
+    assert seen[1].splitlines()[2] == "[red:F]HFH"
     assert "\x1b" not in "".join(seen)
+
+
+def test_colours_that_are_all_that_tells_one_state_from_another_are_words() -> None:
+    """Of each state of Gymnasium's own environments that draw text there is a text of its own."""
+    taxi = GymEnvironment("Taxi-v4")
+    with closing(taxi.make()) as made:
+        drawn = set()
+        for state in range(500):
+            made.reset(seed=0)
+            made.unwrapped.s = state
+            drawn.add(taxi.shown(made, state))
+    assert len(drawn) == 500
+    assert any("[magenta:[yellow:R]]" in one for one in drawn)
+    assert any("[green:_]" in one for one in drawn)
 
 
 def test_numbers_are_shown_as_json() -> None:

@@ -23,7 +23,7 @@ from agentlightning.finetuning.routes import ROUTES
 from agentlightning.finetuning.wire import unwritable
 from agentlightning.net.server import ConnectionLimits
 
-from .conftest import Serve, polled
+from .conftest import Serve, chats, polled, upload
 
 LONG = b"9" * 5000
 """A number of more digits than `int` reads."""
@@ -128,6 +128,26 @@ async def test_what_is_kept_of_an_upload_is_what_it_needs(serve: Serve) -> None:
         row = server.records.row("SELECT body FROM uploads WHERE id = ?", made.id)
         assert row is not None
         assert len(row["body"]) < 400
+
+
+async def test_a_key_has_so_many_records_of_each_kind_also_of_what_is_over(serve: Serve) -> None:
+    async with serve(quotas=Quotas(records=2)) as (server, client):
+        for _ in range(2):
+            begun = await client.uploads.create(bytes=1, filename="f", mime_type="text/plain", purpose="fine-tune")
+            await client.uploads.cancel(begun.id)
+        with pytest.raises(openai.RateLimitError, match=r"2 uploads on record.*records=NUMBER"):
+            await client.uploads.create(bytes=1, filename="f", mime_type="text/plain", purpose="fine-tune")
+        files = [await upload(client, chats()) for _ in range(2)]
+        with pytest.raises(openai.RateLimitError, match="2 files on record"):
+            await upload(client, chats())
+        for _ in range(2):
+            job = (await client.fine_tuning.jobs.create(model="calc", training_file=files[0])).id
+            await client.fine_tuning.jobs.cancel(job)
+        with pytest.raises(openai.RateLimitError, match="2 jobs on record"):
+            await client.fine_tuning.jobs.create(model="calc", training_file=files[0])
+        assert len(server.records.rows("SELECT id FROM jobs")) == 2
+        await client.files.delete(files[1])
+        await upload(client, chats())
 
 
 async def test_a_full_disk_is_said_to_be_one(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import agentlightning as agl
+from agentlightning.algorithm.records import names_of
 from agentlightning.arguments import of_its_kinds
 from agentlightning.emitter.record import plain
 from agentlightning.metrics import Sink
@@ -56,6 +58,16 @@ def test_what_is_given(wrong: str, words: str) -> None:
     with pytest.raises(agl.ConfigError) as caught:
         eval(wrong, {**NAMES, "__file__": __file__})
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [3, [["a"]], {1: 2}, None])
+def test_no_setting_of_training_meets_a_value_of_another_kind_with_a_traceback(wrong: object) -> None:
+    """Of each setting by its flat name; a value that happens to be right is taken."""
+    for name in names_of(agl.GRPO):
+        with suppress(agl.AgentLightningError):
+            agl.GRPO(**{"model": "calc", name: wrong})
+    with pytest.raises(agl.ConfigError, match="policies takes a list of different names"):
+        agl.GRPO(model="calc", policies=["solver"], frozen=[wrong])  # pyright: ignore[reportArgumentType]
 
 
 def test_numbers_and_texts_of_other_libraries_are_taken() -> None:

@@ -67,7 +67,7 @@ TYPED = {
     "prompts.md": ["python -m examples.room_booking.tune"],
     "store.md": [
         "agl store key ROLLOUT ATTEMPT --secret-file secret --scope spans",
-        "agl store --path run/store.db stats",
+        "agl store --path run/store.db statistics",
         "agl store --path run/store.db export rollouts.jsonl",
         "agl store --path run/store.db export rollouts/",
         "agl store --path other.db import rollouts/",

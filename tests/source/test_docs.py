@@ -1,24 +1,38 @@
-"""The documentation tells of the code as it is: settings with their defaults, and examples that are Python."""
+"""The documentation tells of the code as it is: settings with their defaults and values, names, commands, extras, files
+and what is computed on paper.
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import re
+import tomllib
+from collections.abc import Iterator
 from dataclasses import MISSING, fields
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
+from typer.testing import CliRunner
 
 import agentlightning as agl
 from agentlightning.algorithm.records import names_of
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.cli.app import app
 from scripts.settings import written
+from tests.source.commands import PAGES, name_of
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+NEEDS = {
+    "advantage": {"reward_weights": {"correct": 1.0}},
+    "frozen": {"policies": ["solver"]},
+}
+"""What a setting that a page names is refused without."""
+NO_SETTINGS = ("max_tokens=0", 'checkpoint_copy="s3://bucket/run"')
+"""In a request, and with a package that tests have not."""
 
 
 def settings_table(heading: str) -> dict[str, str]:
@@ -108,24 +122,34 @@ def test_every_benchmark_is_documented() -> None:
     assert {name for name in scripts if f"`benchmarks/{name}`" not in text} == set()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_python_examples_are_python(page: Path) -> None:
     for block in code_blocks(page):
         compile(block.replace("…", "..."), str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_names_in_examples_exist(page: Path) -> None:
     used = set(re.findall(r"\bagl\.([A-Za-z_]\w*)", page.read_text()))
     older = {name for name in used if hasattr(agl, name)} if page.name == "from-0.3.md" else set()
     assert {name for name in used if name not in agl.__all__} <= older
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_imports_in_examples_exist(page: Path) -> None:
+    """Also of blocks that no test runs."""
+    trees = [ast.walk(ast.parse(block.replace("…", "..."))) for block in code_blocks(page)]
+    imports = [n for tree in trees for n in tree if isinstance(n, ast.ImportFrom)]
+    ours = [n for n in imports if re.match(r"agent_?lightning\b", n.module or "")]
+    named = [(n.module or "", alias.name) for n in ours for alias in n.names]
+    assert [f"{module}.{name}" for module, name in named if not hasattr(import_module(module), name)] == []
+
+
 def code_blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_arguments_in_examples_exist(page: Path) -> None:
     """Of every `agl.name(argument=…)` in a block, by the signature of what is called."""
     unknown = []
@@ -145,13 +169,13 @@ def test_arguments_in_examples_exist(page: Path) -> None:
 
 def typed_commands(page: Path) -> list[str]:
     """Every `agl …` of a page: in blocks, line by line with continued lines as one, and in running text."""
-    text = page.read_text().replace("\\\n", " ")
+    text = re.sub(r"\$\(.*?\)", "…", page.read_text().replace("\\\n", " "))
     blocks = re.findall(r"^ *(?:```\w*\n.*?```|    agl .*?$)", text, flags=re.MULTILINE | re.DOTALL)
     lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.splitlines()]
     return [line for line in lines if line.startswith("agl ")] + re.findall(r"`(agl \S[^`\n]*)`", text)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_in_the_text_exist(page: Path) -> None:
     """Each command and each of its options, as they are typed."""
     commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
@@ -169,3 +193,83 @@ def test_commands_in_the_text_exist(page: Path) -> None:
         given = {word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)}
         wrong += [f"{line}: {option}" for option in given - known - {"--help", "-h"}]
     assert wrong == []
+
+
+def settings_in(page: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Each `name=value` and `GRPO(name=value)` in running text, as it stands, with the algorithm and the values."""
+    names = {*names_of(agl.GRPO)}
+    text = re.sub(r"(?ms)^ *```.*?^ *```$", "", page.read_text())
+    for written_so, kind, arguments in re.findall(r"`((?:(\w+)\()?(\w+=[^=`\n][^`\n]*?)(?(2)\)))`", text):
+        if "…" in written_so or not issubclass(getattr(agl, kind or "GRPO", int), TrainingSettings):
+            continue
+        try:
+            call = ast.parse(f"f({arguments})", mode="eval").body
+            given = {k.arg: eval(ast.unparse(k.value), {"agl": agl}) for k in call.keywords}  # pyright: ignore
+        except (NameError, SyntaxError):  # a value in words, or another thing
+            continue
+        if given and given.keys() <= names:
+            yield written_so, kind, given
+
+
+def test_settings_in_the_text_are_taken() -> None:
+    """By the algorithm that is named, or by one of the family."""
+    refused = []
+    every = ((page, *found) for page in PAGES for found in settings_in(page))
+    for page, text, kind, given in every:
+        needed = {key: value for name in given for key, value in NEEDS.get(name, {}).items()}
+        reasons = []
+        for name in [kind] if kind else ["GRPO", "SFT", "DPO", "Distill", "SelfDistill", "PPO"]:
+            try:
+                getattr(agl, name)(**{"model": "calc", **needed, **given})
+                break
+            except agl.ConfigError as error:
+                if "has no effect here: it needs" in str(error):  # the sentence names the others
+                    break
+                reasons.append(str(error))
+        else:
+            refused += [f"{name_of(page)}, {text}: {reasons[0]}"] if text not in NO_SETTINGS else []
+    assert refused == []
+
+
+def test_what_is_installed_is_this_package() -> None:
+    """By the folder of the clone, in quotes: the name on the index is another project's, and shells read brackets."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    installed = [text for page in PAGES for text in re.findall(r"pip install ([^`\n]*)", page.read_text())]
+    assert [text for text in installed if re.search(r"agentlightning\b|(?<!')\.\[", text)] == []
+    named = {extra for text in installed for group in re.findall(r"\.\[([^\]]*)\]", text) for extra in group.split(",")}
+    assert named <= extras.keys()
+
+
+@pytest.mark.parametrize(
+    ("page", "option", "beginning"),
+    [("environments.md", "--env", "`agl train`"), ("security.md", "--trust", "`agl train --config FILE`")],
+)
+def test_a_list_of_the_commands_with_an_option_has_them_all(page: str, option: str, beginning: str) -> None:
+    (found,) = re.findall(
+        rf"{re.escape(beginning)}.*?\b(?:have it|print)\b", (ROOT / "docs" / page).read_text(), re.DOTALL
+    )
+    commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+    named = {text.removeprefix("agl ").split()[0] for text in re.findall(r"`([^`]*)`", found)}
+    assert named == {name for name, command in commands.items() if any(option in p.opts for p in command.params)}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "`agl plan --model 1.7B" in page.read_text()], ids=name_of)
+def test_what_a_page_says_of_a_plan_is_what_it_prints(page: Path) -> None:
+    told = r"`agl (plan [^`]*)` says what a GPU has to hold: (.*? GiB) with vLLM and `(.*?)`, .*? in (about \d+ s)\."
+    ((command, memory, setting, seconds),) = re.findall(told, page.read_text())
+    printed = CliRunner().invoke(app, command.split(), env={"COLUMNS": "200"}).output
+    assert f"{setting}: {memory} with backend='vllm', a step {seconds}" in printed
+
+
+def test_files_in_the_text_exist() -> None:
+    """Scripts, tests and the like, with the options that they are given."""
+    folders = "agentlightning/[a-z]|benchmarks/|deploy/|examples/|scripts/|tests/(?=[a-z])"
+    missing = []
+    for page in PAGES:
+        for name, rest in re.findall(rf"(?<![\w./~-])((?:{folders})[\w./-]*\w)([^`\n]*)", page.read_text()):
+            file = ROOT / name
+            missing += [] if file.exists() else [f"{name_of(page)}: {name}"]
+            if name.startswith(("benchmarks/", "scripts/")) and file.is_file():
+                options = re.findall(r"(?<![\w-])--[a-z][\w-]*", rest)
+                missing += [f"{name_of(page)}: {name} {o}" for o in options if f'"{o}"' not in file.read_text()]
+    assert missing == []

@@ -35,7 +35,8 @@ def test_steps_tasks_and_folder_are_said() -> None:
     assert "14 steps of 16 tasks × 8 rollouts, on 100 training tasks and no validation tasks.\n" in said
     assert "runs/x" in said
     assert "contexts of at most 1024 tokens" in first_words(), "the default is more than the model can do"
-    assert "40 steps" in first_words(steps=40)
+    assert "40 steps of" in first_words(steps=40)
+    assert "\n1 step of 16 tasks" in first_words(steps=1)
 
 
 def test_the_rate_falls_from_what_is_taken() -> None:

@@ -6,7 +6,7 @@ This is an audit, no early warning: both movements must be large enough to be to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -67,7 +67,8 @@ class Watched(Part):
     @classmethod
     def check(cls, settings: TrainingSettings) -> None:
         names = settings.watched_parts
-        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        listed = isinstance(names, Iterable) and not isinstance(names, str)
+        if not listed or not all(isinstance(name, str) for name in names):
             raise ConfigError(f"watched_parts is {names!r}; it takes a list of names, for example ['careful'].")
         if trained := [name for name in names if settings.reward_weights.get(name)]:
             raise ConfigError(

@@ -57,7 +57,7 @@ class ServeOptions(Command):
         list[str],
         Option(
             help="With --training: NAME=NUMBER of what each key may have: file_bytes of one file, stored_bytes of all, "
-            "open_jobs, checkpoint_bytes of all checkpoints; may be given many times."
+            "open_jobs, checkpoint_bytes of all checkpoints, records of each kind; may be given many times."
         ),
     ] = field(default_factory=list)
     host: Annotated[str, Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1"

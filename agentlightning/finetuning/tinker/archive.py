@@ -35,6 +35,8 @@ CREATE TABLE IF NOT EXISTS tinker_runs (
 CREATE TABLE IF NOT EXISTS tinker_checkpoints (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, owner TEXT, run TEXT, kind TEXT, name TEXT, bytes INTEGER,
     metadata TEXT, public INTEGER DEFAULT 0, created_at REAL, expires_at REAL);
+CREATE INDEX IF NOT EXISTS tinker_runs_of_owner ON tinker_runs (owner);
+CREATE INDEX IF NOT EXISTS tinker_checkpoints_of_owner ON tinker_checkpoints (owner);
 """
 
 
@@ -168,6 +170,8 @@ class Archive:
         place = self._place({"run": run, "kind": kind, "name": name})
         if self._row(path) is not None:
             self._deleted(place)
+        else:
+            self._records.check_more("tinker_checkpoints", owner)
         with atomic_directory(place) as work:
             await write(work)
         size = await asyncio.to_thread(folder_bytes, place)

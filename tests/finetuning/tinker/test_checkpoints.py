@@ -16,6 +16,7 @@ import safetensors.torch
 from agentlightning.finetuning.jobs import Quotas
 from agentlightning.finetuning.records import Records
 from agentlightning.finetuning.tinker.archive import Archive
+from agentlightning.gateway.exchange import Refusal
 
 from .conftest import Running, Start, adapter_of, datum, ids, prompt, rest, tinker, training_client, types
 
@@ -249,3 +250,21 @@ async def test_a_checkpoint_is_whole_or_is_not_there(tmp_path: Path) -> None:
     assert (again.find("me", "tinker://a:train:0/weights/n").adapter / "x").read_text() == "first"
     assert [p.name for p in (tmp_path / "tinker" / "a-train-0" / "weights").iterdir()] == ["n"]
     records.close()
+
+
+async def test_a_key_has_so_many_runs_and_checkpoints(tmp_path: Path) -> None:
+    archive = Archive(Records(tmp_path / "records.db", 2), tmp_path / "tinker", lambda folder: None)
+
+    async def write(place: Path) -> None:
+        (place / "model").mkdir()
+
+    for run in ("a:train:0", "a:train:1", "a:train:0"):  # the same one again is no further one
+        archive.add_run("me", run, "a", "calc", 8, ["mlp"], None)
+    with pytest.raises(Refusal, match="2 tinker runs on record"):
+        archive.add_run("me", "a:train:2", "a", "calc", 8, ["mlp"], None)
+    archive.add_run("another", "b:train:0", "b", "calc", 8, ["mlp"], None)
+    for name in ("n", "m", "n"):
+        await archive.save("me", "a:train:0", "weights", name, write)
+    with pytest.raises(Refusal, match="2 tinker checkpoints on record"):
+        await archive.save("me", "a:train:0", "weights", "third", write)
+    assert sorted(p.name for p in (tmp_path / "tinker" / "a-train-0" / "weights").iterdir()) == ["m", "n"]
