@@ -59,12 +59,12 @@ _WRONG_PATH = (
     "llm.endpoint is the base URL, and ends in /v1: give it to a client as it is, which adds /chat/completions itself. "
     "Code that posts by itself posts to llm.endpoint + '/chat/completions'. docs/clients.md says what clients need."
 )
-_ELSEWHERE = re.compile(
+_OTHER_PARTS = re.compile(
     rf"{NO_SUCH_PATH}\S*/(assistants|audio|batches|containers|conversations|evals|files|images|moderations|realtime|"
     r"threads|uploads|vector_stores|videos)\b"
 )
 """Parts of a provider's API that no model answers."""
-_KEPT_ELSEWHERE = (
+_NO_MODEL_CALL = (
     "The base URL is right, and the address of a model alone: what a provider keeps or makes besides, such as "
     "conversations, files and images, is not here. Keep a conversation in the agent (its messages, a session in "
     "memory), or give this client the provider's own address and key."
@@ -95,7 +95,7 @@ def never_called(episodes: Sequence[Episode], refused_requests: Mapping[str, int
         return problem("never_called", words, _WAY_TO_THE_MODEL, refused_requests=dict(refused_requests))
     if any(part in reason for part in TOO_LONG):
         return problem("prompts_too_long", words, SHORTER_PROMPTS, refused=dict(refusals.most_common(EXAMPLES)))
-    wrong = _KEPT_ELSEWHERE if _ELSEWHERE.match(reason) else _WRONG_PATH
+    wrong = _NO_MODEL_CALL if _OTHER_PARTS.match(reason) else _WRONG_PATH
     fix = wrong if reason.startswith(NO_SUCH_PATH) else _REFUSED_BY_ITS_WORDS
     return problem("calls_refused", words, fix, refused=dict(refusals.most_common(EXAMPLES)))
 

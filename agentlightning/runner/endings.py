@@ -410,7 +410,7 @@ def hint_without_calls(error: BaseException | None) -> str | None:
         return TOO_HASTY
     if known:
         return None
-    if nowhere or _anywhere(error, _KEY_REFUSED):
+    if nowhere or (_anywhere(error, _KEY_REFUSED) and not any(_is_forbidden(each) for each in causes(error))):
         return OWN_ADDRESS
     unknown = framework_of(error) is not None and _OF_A_MODELS_NAME.search(message_of(error))
     return OWN_MODEL if unknown else None
@@ -433,6 +433,11 @@ def hint_with_calls(error: BaseException | None) -> str | None:
     if not isinstance(error, _OF_TEXTS) or hint_for(error) is not None:
         return None
     return NO_TEXT if _NONE_FOR_TEXT.search(message_of(error)) else NOT_AS_EXPECTED
+
+
+def _is_forbidden(error: BaseException) -> bool:
+    """A client of another rollout, which the gateway refuses in words; frameworks call that a wrong key."""
+    return getattr(error, "status_code", None) == 403
 
 
 def _timed_out(error: BaseException) -> bool:

@@ -12,7 +12,7 @@ from traceback import walk_tb
 
 CLIENT = "OpenAI(base_url=llm.endpoint, api_key=llm.api_key)"
 """What the words about a client's address and key say where it is the plain one."""
-_WITH_MODEL = (f"{CLIENT}  and  model=llm.model", f"{CLIENT}. Anthropic(…) takes the same two", CLIENT)
+_CLIENTS = re.compile(rf"{re.escape(CLIENT)}(  and  model=llm\.model|\. Anthropic\(…\) takes the same two)?")
 _LANGCHAIN = "ChatOpenAI(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key)"
 _LITELLM = 'litellm.acompletion(f"openai/{llm.model}", api_base=llm.endpoint, api_key=llm.api_key, …)'
 FRAMEWORKS = {
@@ -67,6 +67,4 @@ def in_its_words(words: str, error: BaseException | None) -> str:
     """The same words with the framework's own line in place of the plain client's, where the error came through one."""
     if (framework := framework_of(error)) is None:
         return words
-    for client in _WITH_MODEL:
-        words = words.replace(client, FRAMEWORKS[framework])
-    return words
+    return _CLIENTS.sub(lambda _: FRAMEWORKS[framework], words)

@@ -38,12 +38,12 @@ def other_version(error: BaseException) -> str | None:
         return _without(type(error.obj).__module__, str(error.name), "its parts are ", parts)
     if isinstance(error, ImportError) and not isinstance(error, ModuleNotFoundError):
         return _without(error.name, "", "", ())
-    if isinstance(error, TypeError) and (said := _TAKES_NO.search(str(error))) and (tb := error.__traceback__):
+    if isinstance(error, TypeError) and (refused := _TAKES_NO.search(str(error))) and (tb := error.__traceback__):
         while tb.tb_next is not None:
             tb = tb.tb_next
-        called = {**tb.tb_frame.f_globals, **tb.tb_frame.f_locals}.get(said[1])
+        called = {**tb.tb_frame.f_globals, **tb.tb_frame.f_locals}.get(refused[1])
         if callable(called):
-            return _without(called.__module__, said[2], "it takes ", inspect.signature(called).parameters)
+            return _without(called.__module__, refused[2], "it takes ", inspect.signature(called).parameters)
     return None
 
 

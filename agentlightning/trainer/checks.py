@@ -262,9 +262,9 @@ def of_a_framework(given: object) -> str | None:
     if not (package := installed_as(type(given).__module__)):
         return None
     return (
-        f"a {type(given).__name__} of {package}. Write a function around it that gives it the task and the model, and "
-        "returns the reward:  async def agent(task, llm): …  docs/bring-your-own.md has one, and docs/clients.md the "
-        "line by which each framework is given the model."
+        f"an object of the class {type(given).__name__} of {package}. Write a function around it that gives it the "
+        "task and the model, and returns the reward:  async def agent(task, llm): …  docs/bring-your-own.md has one, "
+        "and docs/clients.md the line by which each framework is given the model."
     )
 
 

@@ -111,7 +111,7 @@ def test_a_call_that_never_came_is_mended_in_the_frameworks_words(
     error = through(package, make())
     assert hint in (hint_for(error), hint_without_calls(error))
     said = ended(error)
-    assert FRAMEWORKS[package] in said
+    assert f"  {FRAMEWORKS[package]}." in said
     assert hint.split(":")[0] in said
     assert said.count("llm.endpoint") == 1, "once, and no other client's line"
 
@@ -122,6 +122,13 @@ def test_what_a_framework_wraps_counts() -> None:
     assert FRAMEWORKS["smolagents"] in ended(through("smolagents", wrapped))
     wrapped.__cause__ = TypeError("Completions.create() got an unexpected keyword argument 'base_url'")
     assert FRAMEWORKS["smolagents"] in ended(through("smolagents", wrapped))
+
+
+def test_a_client_of_another_rollout_has_the_right_address() -> None:
+    error: Any = like("ModelAuthenticationError", "status_code: 403, body: This client was made in another rollout.")
+    assert hint_without_calls(through("pydantic_ai", error)) == OWN_ADDRESS
+    error.status_code = 403
+    assert hint_without_calls(through("pydantic_ai", error)) is None
 
 
 def test_a_framework_that_calls_by_litellm_is_named_itself() -> None:
@@ -197,7 +204,10 @@ def test_a_file_that_makes_its_model_at_import(tmp_path: Path, monkeypatch: pyte
 def test_a_frameworks_own_object_is_given_a_function_around_it(tmp_path: Path, line: str) -> None:
     file = tmp_path / "own_object.py"
     file.write_text(f"import openai, httpx\n\n{line}\n")
-    with pytest.raises(ConfigError, match=r"of (openai|httpx) [\d.]+\. Write a function around it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"is an object of the class (Model|URL) of (openai|httpx) [\d.]+\. Write a function around it",
+    ):
         load_agent(f"{file}:agent")
     with pytest.raises(ConfigError, match=r"of httpx [\d.]+\. Write a function around it"):
         as_agent(httpx.URL("http://x"))  # pyright: ignore[reportArgumentType]
