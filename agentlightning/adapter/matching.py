@@ -1,8 +1,8 @@
-"""Where spans belong that do not say it themselves: rewards to calls, calls to the spans around them. Pure.
+"""What the spans of an attempt belong to where they do not say it themselves: rewards to calls, calls to the spans
+around them, and calls to the earlier calls that they continue. Pure.
 
-A reward that names its response needs none of this.
-
-Which model calls of a trace go on from which others. Pure; takes time with their messages, not with their pairs.
+A reward that names its response needs none of this. Matching messages takes time in proportion to the messages, not to
+the pairs of calls.
 """
 
 from __future__ import annotations

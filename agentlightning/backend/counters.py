@@ -1,6 +1,5 @@
-"""What the engines of a backend did since its start, counted where their answers arrive.
-
-Seeds for requests that bring none, where several engines sample: each would draw what the others draw.
+"""What the engines of a backend have done since its start, counted where their answers arrive; and the seeds of
+requests that bring none, so that several engines never draw the same tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from agentlightning.backend.fleet import Fleet
 
 @dataclass(slots=True)
 class Counters:
-    """Of all policies, since the start."""
+    """What the engines of all policies did since the start."""
 
     sampled: int = 0
     prefilled: int = 0
@@ -38,7 +37,7 @@ class Counters:
             self.busy_seconds += time.perf_counter() - self._since
 
     def as_stats(self, learner: BackendStats, fleet: Fleet[Any], published_bytes: int) -> BackendStats:
-        """With what the learner's process says of itself. Sampling and learning may go on at the same time; idle is
+        """As statistics, with those of the learner's process. Sampling and learning may go on at the same time; idle is
         when neither did."""
         took = {one.name: one.publication_seconds for one in fleet.replicas if one.publication_seconds}
         return BackendStats(
@@ -56,7 +55,7 @@ class Counters:
 
 
 class Seeds:
-    """The same ones, in the same order, after the same `reseed`."""
+    """Seeds for requests: the same ones, in the same order, after the same `reseed`."""
 
     def __init__(self, seed: int | None) -> None:
         self.reseed(seed)

@@ -7,14 +7,11 @@ knows, and does one of two things when such a module is first imported:
     a path that exists           is loaded from its file as ever; then (`extend`) its `__getattr__` finds older names,
                                  its classes get their older methods, its callables their older arguments
 
-So nothing below has to know of older names: without the finder the package is the same, and lacks them. What it costs a
-script that uses none: the table, some milliseconds of the import, and the look that is described below.
+So nothing below has to know of older names: without the finder the package is the same, and lacks them. A script that
+uses none pays for the table, some milliseconds of the import, and one look at the keywords of each call.
 
-Older arguments of today's functions and classes.
-
-A callable of today that lacks an older argument is wrapped once, when its module is loaded. A call by today's words
-goes straight through: the wrapper looks whether an older word is among the keywords, and that is all. An older word is
-turned into newer ones as its line in the table says; what the table gives for it is one of
+A callable that lacks an older argument is wrapped once, when its module is loaded (`_accept_older_words`). A call in
+today's words goes straight through. An older word is turned into newer ones by its line in the table, which gives
 
     a newer word                 `max_tasks=3` becomes `max_rollouts=3`
     a function of this package   called with (arguments, value); it edits the arguments, and may return a context

@@ -416,9 +416,9 @@ def _of_verls_workers(
     elif flat.get("algorithm.adv_estimator") == "gae":
         why = "verl's workers have no critic"
     if why is not None:
-        ignored |= {key: why for key, options in options.items() if options}
+        ignored |= {key: why for key, given in options.items() if given}
         return {}
-    return {name: value for options in options.values() for name, value in options.items()}
+    return {name: value for given in options.values() for name, value in given.items()}
 
 
 def _engine(

@@ -1,12 +1,11 @@
-"""The dashboard's requests: its pages under /dashboard, what they read under /dashboard/api, and who may.
+"""The dashboard's requests: its pages under /dashboard, what they read under /dashboard/api, and who may look.
 
 An ASGI application that a store's server puts in front of its own. Every answer forbids the browser whatever the pages
 do not need; what agents and models said is only ever data in it.
 
-Who may look: on loopback whoever is on this machine, elsewhere who logged in with the store's key.
-
-A login is answered with a cookie that scripts cannot read and other sites cannot send. Keys never stand in URLs. Pages
-of other sites are kept out by the `Guard` in front of every server.
+On loopback whoever is on this machine may look, elsewhere whoever logged in with the store's key. A login is answered
+with a cookie that scripts cannot read and other sites cannot send; keys never stand in URLs. Pages of other sites are
+kept out by the `Guard` in front of every server.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ class Dashboard:
         await self._app(scope, receive, send)
 
     async def close(self) -> None:
-        """Tell open pages how things stand in the end; nothing is told after that."""
+        """Send open pages how things stand in the end; nothing is sent after that."""
         await self._news.close()
 
     def _routes(self) -> list[Route]:

@@ -1,7 +1,8 @@
-"""What the page of a group shows: siblings, what they earned and were worth, and where they part from the best one.
+"""What the page of a group shows: siblings, what they earned, what their calls were worth in training, and where they
+part from the best one.
 
-What the calls of a rollout were worth in training: computed again from the rewards in the store, as the run's own
-settings say, over the rollouts of the same step. Nothing is guessed: where that cannot be done, the reason is told.
+What calls were worth is computed again from the rewards in the store, by the run's own settings, over the rollouts of
+the same step. Nothing is guessed: where that cannot be done, the page gives the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ AROUND = 24
 
 
 async def of_rollout(store: SqlLightningStore, request: Request) -> Any:
-    """The group of a rollout; one without siblings is alone in it. `other` is whom to compare it with."""
+    """The group of a rollout; one without siblings is alone in it. `other` is the one to compare it with."""
     rollout = await store.get_rollout_by_id(request.path_params["rollout_id"])
     if rollout is None:
         raise NotFoundError("There is no such rollout in this store: it may have been pruned.")

@@ -1,7 +1,7 @@
 """What the pages of runs, resources and workers show.
 
-Runs beside the one that is shown: each has a store of its own, so their curves and settings are read from the files
-in their folders. Their rollouts are shown by `agl dashboard FOLDER`.
+Neighbouring runs have stores of their own, so their curves and settings are read from the files in their folders; their
+rollouts are shown by `agl dashboard FOLDER`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The texts of tokens by the tokenizer of a run's model, and of the places where calls left a known history.
-
-What pages are told, as JSON that every browser reads: numbers that are none become null, long texts are cut, and
-keys are not shown.
+"""The texts that pages show: tokens decoded by the tokenizer of a run's model, the places where calls left a known
+history, and answers as JSON that every browser reads (numbers that are not finite become null, long texts are cut, keys
+are not shown).
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def branches(rollout: Rollout, calls: Sequence[Call], texts: Texts | None) -> di
 
 
 _MOST_TEXT = 100_000
-"""Characters of one text that a page is told; what is cut says so."""
+"""Characters of one text that a page is given; a text that is cut says so."""
 _SECRET = re.compile(r"(api_?key|secret|password|authorization|access_?token)$", re.IGNORECASE)
 _HIDDEN = "•••"
 

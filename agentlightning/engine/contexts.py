@@ -1,11 +1,9 @@
-"""How an engine keeps the contexts of a model: in slots where they fit, else in caches of the model's own class, and
-where those are not exact not at all. So any decoder of transformers can be sampled from.
+"""How an engine keeps the contexts of a model, so that any decoder of transformers can be sampled from.
 
-Contexts kept in the model's own cache class, one cache per slot: for models that keep more than keys and values.
-
-Recurrent states, compressed or shared keys: only the model knows what they are, so nothing of a context can be cut off
-or joined with another. A context is continued where it ends, or copied whole. Requests are computed one after the
-other, which is exact and slow; what fits is kept in slots (`SlotModel`). Where not even the model's own cache gives the
+Contexts are kept in slots of the KV cache where they fit (`SlotModel`). Models that keep more than keys and values
+(recurrent states, compressed or shared keys) have one cache of their own class per context: only the model knows what
+is in it, so no part of a context can be cut off or joined with another; it is continued where it ends, or copied whole,
+and requests are computed one after the other, which is exact and slow. Where not even the model's own cache gives the
 numbers of its plain forward, a context is its tokens, and each pass computes all of them again.
 """
 
@@ -32,12 +30,111 @@ logger = logging.getLogger(__name__)
 
 _CHECK_TOKENS = 24
 _STEPS = 6
+"""Of a model's own cache: tokens that it is checked with, the last of them one by one."""
 _GAP_FLOAT32 = 1e-5
 """Largest mean difference of log-probs: some families compute steps over a cache by another formula."""
 
 
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """The passes of a model over `slots` contexts, after a comparison with plain forwards."""
+
+    model: SlotModel | _OwnCacheModel
+    slots: int
+    vocab_size: int
+    why_own: str = ""
+    """Why contexts are not in slots of the KV cache; empty if they are."""
+    budget: BlockBudget | None = None
+    """Of memory, in blocks that follow the tokens in use; None where all slots together stay within the limit."""
+
+    @property
+    def kind(self) -> str:
+        """ "slots", "own cache" or "recomputed"."""
+        return {SlotModel: "slots", _OwnCacheModel: "own cache", RecomputedModel: "recomputed"}[type(self.model)]
+
+    @property
+    def cuts(self) -> bool:
+        """Whether a part of a context can be used again."""
+        return isinstance(self.model, SlotModel)
+
+    @property
+    def continues(self) -> bool:
+        """Whether a prompt can be computed in pieces."""
+        return isinstance(self.model, SlotModel) or self.model.continues
+
+
+def cache_budget(device: torch.device, reserved: int = 0) -> int:
+    """`cache_bytes` of this device, which has the model already and will have so many bytes more to learn."""
+    return cache_bytes(torch.cuda.mem_get_info(device)[0] - reserved if device.type == "cuda" else None)
+
+
+def make_contexts(model: PreTrainedModel, max_context: int, budget: int, concurrency: int) -> Contexts:
+    """Room for as many contexts as `budget` bytes hold, up to two per request.
+
+    Raises `ModelError` for a model that cannot be sampled from exactly, `ConfigError` for a budget too small.
+    """
+    if model.config.is_encoder_decoder:
+        raise ModelError("The embedded engine samples from decoders, and this model is an encoder-decoder.")
+    try:
+        return _in_slots(model, max_context, budget, concurrency)
+    except DoesNotFit as error:
+        why_own = str(error)
+    name = type(model).__name__
+    try:
+        contexts = _one_by_one(_OwnCacheModel, model, max_context, budget, concurrency, why_own)
+        logger.warning("%s samples one request after the other, in caches of its own class: %s.", name, why_own)
+    except DoesNotFit as error:
+        why_own = f"{why_own}; {error}"
+        contexts = _one_by_one(RecomputedModel, model, max_context, budget, concurrency, why_own)
+        logger.warning("%s computes the whole context again for every token: %s.", name, why_own)
+    return contexts
+
+
+def _in_slots(model: PreTrainedModel, max_context: int, budget: int, concurrency: int) -> Contexts:
+    try:
+        shape = probe(model)
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        raise DoesNotFit(f"its forward fails with transformers' own cache ({error})") from error
+    if (paged := _in_blocks(model, shape, max_context, budget, concurrency)) is not None:
+        return paged
+    slots = slot_count(shape.bytes_per_token * (max_context + 1), budget, concurrency)
+    passes = SlotModel(model, shape, slots, max_context)
+    return Contexts(passes, slots, passes.self_check())
+
+
+def _in_blocks(
+    model: PreTrainedModel, shape: KVShape, max_context: int, budget: int, concurrency: int
+) -> Contexts | None:
+    """Two slots per request, whose memory follows their tokens; None where memory cannot, or need not."""
+    slots, block = 2 * concurrency, shape.block
+    if block is None or budget >= slots * shape.bytes_per_token * (max_context + 1):
+        return None
+    blocks = budget // (shape.bytes_per_token * block)
+    if blocks * block < max_context + 1:
+        return None
+    try:
+        passes = SlotModel(model, shape, slots, max_context, block=block)
+    except (OSError, OverflowError):  # so many addresses are not to be had
+        return None
+    vocab_size = passes.self_check()
+    for slot in (0, 1, slots - 1):  # what the check wrote
+        passes.cache.clear(slot)
+    return Contexts(passes, slots, vocab_size, budget=BlockBudget(blocks, block))
+
+
+def _one_by_one(
+    kind: type[_OwnCacheModel], model: PreTrainedModel, max_context: int, budget: int, concurrency: int, why: str
+) -> Contexts:
+    trial = kind(model, 1, max_context)
+    vocab_size = trial.self_check()
+    slots = slot_count(trial.bytes_per_context(max_context), budget, concurrency)
+    passes = kind(model, slots, max_context)
+    passes.continues = trial.continues
+    return Contexts(passes, slots, vocab_size, why)
+
+
 class _OwnCaches:
-    """The caches of all slots; what `SlotCache` does to slots, done to whole caches."""
+    """A cache of the model's own class for each slot, with the verbs of `SlotCache`."""
 
     def __init__(self, slots: int) -> None:
         self.slots: list[Any] = [None] * slots
@@ -152,101 +249,3 @@ def _bytes(thing: Any) -> int:
     if isinstance(thing, list | tuple):
         return sum(map(_bytes, thing))
     return sum(map(_bytes, vars(thing).values())) if hasattr(thing, "__dict__") else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Contexts:
-    """The passes of a model over `slots` contexts; they were compared with plain forwards."""
-
-    model: SlotModel | _OwnCacheModel
-    slots: int
-    vocab_size: int
-    why_own: str = ""
-    """Why they are not in slots of the KV cache; empty if they are."""
-    budget: BlockBudget | None = None
-    """Of memory, in blocks that follow the tokens in use; None where all slots together stay within the limit."""
-
-    @property
-    def kind(self) -> str:
-        """ "slots", "own cache" or "recomputed"."""
-        return {SlotModel: "slots", _OwnCacheModel: "own cache", RecomputedModel: "recomputed"}[type(self.model)]
-
-    @property
-    def cuts(self) -> bool:
-        """Whether a part of a context can be used again."""
-        return isinstance(self.model, SlotModel)
-
-    @property
-    def continues(self) -> bool:
-        """Whether a prompt can be computed in pieces."""
-        return isinstance(self.model, SlotModel) or self.model.continues
-
-
-def cache_budget(device: torch.device, reserved: int = 0) -> int:
-    """`cache_bytes` of this device, which has the model already and will have so many bytes more to learn."""
-    return cache_bytes(torch.cuda.mem_get_info(device)[0] - reserved if device.type == "cuda" else None)
-
-
-def make_contexts(model: PreTrainedModel, max_context: int, budget: int, concurrency: int) -> Contexts:
-    """Room for as many contexts as `budget` bytes hold, up to two per request.
-
-    Raises `ModelError` for a model that cannot be sampled from exactly, `ConfigError` for a budget too small.
-    """
-    if model.config.is_encoder_decoder:
-        raise ModelError("The embedded engine samples from decoders, and this model is an encoder-decoder.")
-    try:
-        return _in_slots(model, max_context, budget, concurrency)
-    except DoesNotFit as error:
-        why_own = str(error)
-    name = type(model).__name__
-    try:
-        contexts = _one_by_one(_OwnCacheModel, model, max_context, budget, concurrency, why_own)
-        logger.warning("%s samples one request after the other, in caches of its own class: %s.", name, why_own)
-    except DoesNotFit as error:
-        why_own = f"{why_own}; {error}"
-        contexts = _one_by_one(RecomputedModel, model, max_context, budget, concurrency, why_own)
-        logger.warning("%s computes the whole context again for every token: %s.", name, why_own)
-    return contexts
-
-
-def _in_slots(model: PreTrainedModel, max_context: int, budget: int, concurrency: int) -> Contexts:
-    try:
-        shape = probe(model)
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
-        raise DoesNotFit(f"its forward fails with transformers' own cache ({error})") from error
-    if (paged := _in_blocks(model, shape, max_context, budget, concurrency)) is not None:
-        return paged
-    slots = slot_count(shape.bytes_per_token * (max_context + 1), budget, concurrency)
-    passes = SlotModel(model, shape, slots, max_context)
-    return Contexts(passes, slots, passes.self_check())
-
-
-def _in_blocks(
-    model: PreTrainedModel, shape: KVShape, max_context: int, budget: int, concurrency: int
-) -> Contexts | None:
-    """Two slots per request, whose memory follows their tokens; None where memory cannot, or need not."""
-    slots, block = 2 * concurrency, shape.block
-    if block is None or budget >= slots * shape.bytes_per_token * (max_context + 1):
-        return None
-    blocks = budget // (shape.bytes_per_token * block)
-    if blocks * block < max_context + 1:
-        return None
-    try:
-        passes = SlotModel(model, shape, slots, max_context, block=block)
-    except (OSError, OverflowError):  # so many addresses are not to be had
-        return None
-    vocab_size = passes.self_check()
-    for slot in (0, 1, slots - 1):  # what the check wrote
-        passes.cache.clear(slot)
-    return Contexts(passes, slots, vocab_size, budget=BlockBudget(blocks, block))
-
-
-def _one_by_one(
-    kind: type[_OwnCacheModel], model: PreTrainedModel, max_context: int, budget: int, concurrency: int, why: str
-) -> Contexts:
-    trial = kind(model, 1, max_context)
-    vocab_size = trial.self_check()
-    slots = slot_count(trial.bytes_per_context(max_context), budget, concurrency)
-    passes = kind(model, slots, max_context)
-    passes.continues = trial.continues
-    return Contexts(passes, slots, vocab_size, why)

@@ -3,13 +3,12 @@
 A Hugging Face `Cache` whose `update` writes new keys and values straight into slots and hands the attention a view of
 them, so a decoding step copies nothing. It knows tensors only; which tokens a slot holds is `Slots`' business.
 
-Shape letters: L layers, S slots, C tokens of a slot, R rows of a pass, Q new tokens per row, T tokens attended to,
-H key/value heads, D head size.
+The cache's tensors keep their plain layout, so that attention reads them as views, and memory follows what is written:
+pages of the operating system are there where something was written, and can be given back (as Prabhu et al.,
+vAttention, arXiv 2405.04437, do on GPUs). Linux only: elsewhere pages do not come back as zeros.
 
-Memory that is there where it was written, and can be given back in parts: pages of the operating system.
-
-The cache's tensors keep their plain layout, so that attention reads them as views, and memory follows what is written
-(as Prabhu et al., vAttention, arXiv 2405.04437, do on GPUs). Linux only: elsewhere pages do not come back as zeros.
+Shape letters: L layers, S slots, C tokens of a slot, R rows of a pass, Q new tokens per row, T tokens attended to, H
+key/value heads, D head size.
 """
 
 from __future__ import annotations
@@ -188,7 +187,7 @@ _NORESERVE = 0x4000  # not among Python's names: addresses alone are asked for, 
 
 
 class _MemoryPages:
-    """Zeros at new addresses. Raises OSError where the system does not hand out so many."""
+    """Memory at new addresses, which reads as zeros. Raises OSError where the system does not hand out so many."""
 
     def __init__(self, size: int) -> None:
         self._area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
@@ -196,7 +195,7 @@ class _MemoryPages:
             self._area.madvise(mmap.MADV_NOHUGEPAGE)
 
     def tensor(self, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """All of it as a tensor, which keeps it."""
+        """All of the memory as a tensor, which keeps it alive."""
         return torch.frombuffer(self._area, dtype=dtype).view(size)
 
     def give_back(self, start: int, size: int) -> None:

@@ -1,11 +1,10 @@
-"""Requests that were submitted and have not begun: those whose grammar is being compiled, and the rest by owner.
+"""Requests that were submitted and have not begun, and when they begin. Plain bookkeeping, no tensors.
 
 Owners take turns by the tokens that were computed for them (Sheng et al., Fairness in Serving Large Language Models,
-OSDI 2024, arXiv 2401.00588): next is the oldest request of the owner that got least. Who comes anew begins level with
-the one who got least so far, so that waiting earns no credit. An owner is another one to each policy. Plain
-bookkeeping, no tensors.
-
-When waiting requests begin, and how many of them. Plain bookkeeping, no tensors.
+OSDI 2024, arXiv 2401.00588): next is the oldest request of the owner that got least. An owner that comes anew begins
+level with the one that got least so far, so that waiting earns no credit. Each policy counts its owners separately.
+Requests whose grammar is being compiled wait apart from these turns. `Admission` says how many requests begin, and
+whether they begin now or wait to be joined by others.
 """
 
 from __future__ import annotations
@@ -19,18 +18,8 @@ from agentlightning.engine.events import Failed, Request
 from agentlightning.engine.grammar import Compiling, Grammars, Matcher
 from agentlightning.errors import AgentLightningError
 
-
-def owner_of(request: Request) -> str:
-    """Whose turn a request takes; one without an owner is its own."""
-    return request.params.owner or f"#{request.request_id}"
-
-
 Owner = tuple[str, str]
-"""A policy and who asks it."""
-
-
-def _account(request: Request) -> Owner:
-    return request.policy, owner_of(request)
+"""A policy, and who sends requests to it."""
 
 
 class RequestQueue:
@@ -169,13 +158,13 @@ class RequestQueue:
 
 
 _PREFILL_COST = 0.25
-"""What a prefill costs however short it is, in steps; measured best on small models between 0.1 and 0.5."""
+"""What a prefill costs in steps, however short it is; on small models values from 0.1 to 0.5 measured best."""
 _KEPT_FREE = 8
-"""One of so many places is kept from owners who hold many."""
+"""One in so many places is kept from owners who hold many."""
 
 
 class Admission:
-    """Of the requests of a queue, to `most` places in so many slots."""
+    """Lets requests of a queue into `most` places, in so many slots."""
 
     def __init__(self, queue: RequestQueue, most: int, slots: int) -> None:
         self._queue = queue
@@ -207,3 +196,12 @@ class Admission:
             return False
         self._held_back = 0
         return True
+
+
+def owner_of(request: Request) -> str:
+    """Whose turn a request takes; a request without an owner is an owner by itself."""
+    return request.params.owner or f"#{request.request_id}"
+
+
+def _account(request: Request) -> Owner:
+    return request.policy, owner_of(request)

@@ -1,8 +1,6 @@
-"""What the embedded engine knows of the requests that it is computing. Plain data, by request and by slot.
-
-How much of which prompts the embedded engine computes in one pass. Pure.
-
-Finding stop strings in text that grows token by token, without decoding the whole text at every token.
+"""What the embedded engine knows of the requests that it is computing: plain data, by request and by slot. With it how
+much of which prompts one pass computes, what settings add to a request's logits, and where a stop string ends a
+response as its text grows token by token.
 """
 
 from __future__ import annotations
@@ -200,7 +198,7 @@ def shifts(
 
 
 _NEVER = -1e4
-"""Added to a logit, it leaves no chance to a token as long as there are others."""
+"""Added to a logit, it leaves the token no chance as long as there are others."""
 
 
 def shift_of(params: SamplingParams, response: np.ndarray, is_eos_V: np.ndarray) -> torch.Tensor:
@@ -225,7 +223,7 @@ def sampled(
     top_logprobs: Float32Array | None = None,
     kept: Int32Array | None = None,
 ) -> SampledTokens:
-    """The newest token of these requests, rows `indices` of what was drawn."""
+    """The newest token of these requests, which are rows `indices` of what was drawn."""
     return SampledTokens(
         request_ids=request_ids,
         ids=drawn.ids[indices],
@@ -270,7 +268,7 @@ def of_like_length(work: list[tuple[int, int]]) -> Iterator[tuple[np.ndarray, np
 
 
 _UNFINISHED = "�"
-"""What a token decodes to that is only a part of a character."""
+"""The text of a token that is only a part of a character."""
 
 
 class StopStrings:

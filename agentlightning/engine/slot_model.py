@@ -1,14 +1,10 @@
 """Passes of a Hugging Face model over slots of the KV cache: prompts in batches, then one token for every slot in use.
 
-The forward is the model's own, so whatever is in its layers (LoRA, …) counts. Masks and positions are explicit.
+The forward is the model's own, so whatever is in its layers (LoRA, …) counts. Positions are explicit, and so are the
+masks, which are added to scores: who may attend to what, in layers with and without a window. A model whose layers
+differ gets one mask by layer type, as transformers' own masks.
 
 Shape letters: R rows of a pass, Q new tokens per row, T tokens attended to, V vocabulary.
-
-Attention masks of passes over slots: who may attend to what, for layers with and without a window.
-
-Masks are explicit and added to scores. A model whose layers differ gets one by layer type, as transformers' own masks.
-
-Shape letters: R rows of a pass, Q new tokens per row, T tokens attended to.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""What a job's folder says of it, as its run wrote it: metrics by step as events and as a table, checkpoints.
-
-What graders did in a training, as metrics of each step: their time, what went wrong, and the tokens of models.
+"""What a job's folder shows of the job, as its run wrote it: metrics by step as events and as a table, checkpoints, and
+what graders did in the training (their time, what went wrong, and the tokens of models that they asked).
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     "reinforcement": _OF_ROLLOUTS,
 }
 _MORE: Mapping[str, Sequence[str]] = {"reinforcement": ("mean_unresponsive_rewards", "reasoning_tokens_mean")}
-"""More columns of the API's tables; nothing here reasons in tokens of its own, so the last one is empty."""
+"""More columns of the API's tables. Reasoning tokens are not counted apart here, so the last one is empty."""
 
 
 def metrics_of(folder: Path, kind: str, *, after: int | None = None) -> list[dict[str, Any]]:
@@ -158,7 +157,7 @@ def checkpoint_of(folder: Path, step: int | None) -> Path | None:
     return found.get(max(found, default=0) if step is None else step)
 
 
-_PREFIX = "grader/"
+_OF_GRADERS = "grader/"
 _LATENCY = "latency"
 _AT_ONCE = 16
 
@@ -203,10 +202,10 @@ def measures_of(grades: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     counts, seconds = Counter[str](), dict[str, list[float]]()
     for grade in grades:
         for one in grade["graders"]:
-            seconds.setdefault(f"{_PREFIX}{one['name']}/{_LATENCY}", []).append(one["seconds"])
-            counts.update(f"{_PREFIX}{one['name']}/{flag}" for flag in one["flags"])
+            seconds.setdefault(f"{_OF_GRADERS}{one['name']}/{_LATENCY}", []).append(one["seconds"])
+            counts.update(f"{_OF_GRADERS}{one['name']}/{flag}" for flag in one["flags"])
         for model, usage in grade["model_grader_token_usage_per_model"].items():
-            counts.update({f"{_PREFIX}{model}/{kind}": count for kind, count in usage.items()})
+            counts.update({f"{_OF_GRADERS}{model}/{kind}": count for kind, count in usage.items()})
     return {**{name: fmean(times) for name, times in seconds.items()}, **counts}
 
 
@@ -214,8 +213,8 @@ def _of_api(row: Mapping[str, Any]) -> dict[str, Any]:
     """The metrics of a step under the names of the API's metrics event; {} where the step has none of them."""
     errors, times, tokens = dict[str, dict[str, Any]](), list[dict[str, Any]](), dict[str, dict[str, Any]]()
     for metric, value in row.items():
-        name, _, kind = metric.removeprefix(_PREFIX).rpartition("/")
-        if not metric.startswith(_PREFIX):
+        name, _, kind = metric.removeprefix(_OF_GRADERS).rpartition("/")
+        if not metric.startswith(_OF_GRADERS):
             continue
         if kind == _LATENCY:
             times.append({"name": name, "train_execution_latency_mean": value})

@@ -4,8 +4,9 @@ It trains in the folder, from its last checkpoint if there is one, and leaves wh
 on its output says that there is something new to read in the folder. When its input ends, because the job is to pause
 or the server died, it stops after the step under way, with a checkpoint.
 
-The loss on held-out examples, as a part of a training run: of a batch after each step, of all where a checkpoint is
-written. And how often a token of chats is the model's likeliest one, in training too.
+Jobs on examples also measure the loss on held-out ones, on a batch after each step and on all where a checkpoint is
+written, and how often a token of chats is the model's likeliest one. Both are parts of the run (`ValidationLoss`,
+`TokenAccuracy`).
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class OutcomeFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Nudge(Sink):
-    """Says that there is something new to read."""
+    """Writes a line whenever there is something new to read in the folder."""
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         self._say()
@@ -136,7 +137,7 @@ async def _train(folder: Path, job: JobFile, stop: asyncio.Event) -> Any:
     val = None if job.validation_file is None else Lines(Path(job.validation_file), job.method.lines)
     settings = algorithm(kind, job.taken, len(train), BaseModel(job.id, job.base, job.settings), seed=job.seed)
     resumes = bool(list_checkpoints(folder))
-    if not resumes:  # killed before the first one was written
+    if not resumes:  # killed before the first checkpoint was written
         (folder / METRICS_FILE).unlink(missing_ok=True)
     trainer = Trainer(
         algorithm=_with_validation(settings, kind, val),
@@ -152,7 +153,7 @@ async def _train(folder: Path, job: JobFile, stop: asyncio.Event) -> Any:
 
 
 def _models(job: JobFile) -> dict[str, Provider]:
-    """The models that the job's grader asks, which the server has."""
+    """The models that the job's grader asks: the owner's own providers, otherwise the server."""
     method = job.method.reinforcement
     if method is None or method.grader is None:
         return {}

@@ -1,12 +1,11 @@
 """The attempts the gateway serves right now: whose calls they are, in which mode, with which history.
 
 An attempt is looked up in the store when it is first seen and now and then after; one that is unknown or finished is
-refused. Closing an attempt ends its calls and forgets its session. Not the truth about attempts: that is the store.
+refused. Closing an attempt ends its calls and forgets its session. The store, not this table, is the truth about
+attempts.
 
-Turns on the event loop: what one attempt does at once cannot make the calls of the others wait.
-
-Work on the event loop is done in the order in which it came. An attempt that brings a thousand short pieces of it would
-have them all done before anybody else's next one.
+`Turns` shares the event loop out: its work is done in the order in which it came, so an attempt that brings a thousand
+short pieces at once would have them all done before anybody else's next one.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ AT_ONCE = 4
 IN_A_ROW = 64
 """After so many, pieces that have waited without a break are done more slowly, at a pace that leaves others room."""
 PAUSE = 0.01
-"""Seconds between them from then on, instead of a pass of the event loop."""
+"""Seconds between them from then on, instead of one pass of the event loop."""
 
 
 class Turns:
@@ -109,7 +108,7 @@ class AttemptSummary(msgspec.Struct, frozen=True, kw_only=True):
     infra_error: str | None = None
     """The last failure of a call that was not the agent's."""
     refused: str | None = None
-    """Why the last call that was refused here was."""
+    """Why the gateway itself last refused a call."""
     forwarded: int = 0
     """Answers of other providers."""
     refused_by_provider: str | None = None
@@ -124,13 +123,13 @@ class AttemptSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True, eq=False)
 class LiveAttempt:
-    """An attempt with open ends."""
+    """An attempt that is served, as far as the gateway knows it."""
 
     rollout_id: str
     attempt_id: str
     mode: RolloutMode | None
     new_session: Callable[[str], Session]
-    """By the name of the policy or engine that is asked."""
+    """Makes a session for the policy or engine of this name."""
     checked: float
     used: float
     sampling_seed: int | None = None
@@ -255,7 +254,7 @@ class Attempts:
         self._loading: dict[Key, asyncio.Future[LiveAttempt]] = {}
         self._closed: OrderedDict[Key, AttemptSummary] = OrderedDict()
         self._answered: dict[Key, MutableMapping[str, list[Message]]] = {}
-        """What attempts that are not open yet will find as answered."""
+        """The answered histories that attempts will find which are not open yet."""
 
     def goes_on(self, rollout_id: str, attempt_id: str, answered: MutableMapping[str, list[Message]]) -> None:
         """Let the requests of an attempt refer to these answers, and add its own to them."""
@@ -411,8 +410,7 @@ def _sampling_seed(rollout: Rollout) -> int | None:
 def _over(rollout_id: str, attempt_id: str, why: str) -> Refusal:
     return Refusal(
         f"Attempt '{attempt_id}' of rollout '{rollout_id}' is {why}; it takes no more model calls. A background task "
-        "of the "
-        "agent that outlives its rollout must be awaited before the agent returns.",
+        "of the agent that outlives its rollout must be awaited before the agent returns.",
         status=410,
         code="attempt_closed",
     )

@@ -1,9 +1,8 @@
 """Replay: an attempt whose rollout has a recording is answered from it, as long as it asks the same.
 
-Edits: the messages that a fork replaces before the model gets them, from the first call that is not recorded on.
-
-They change neutral messages, so they hold in every wire format. The agent does not see them: its later requests have
-the original message again, which is found by its role, its place and its text, and replaced in the same way.
+A fork may edit messages: from the first call that is not recorded on, the model gets other texts in their place. Edits
+change neutral messages, so they hold in every wire format. The agent does not see them: its later requests have the
+original message again, which is found by its role, its place and its text, and replaced in the same way.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ _DEFAULTS: Mapping[str, Any] = {
     **{"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
     **{"logit_bias": {}, "stop": (), "stop_token_ids": (), "min_tokens": 0, "ignore_eos": False},
 }
-"""What `params_for` takes for a setting that is not given."""
+"""The values of `params_for` for settings that are not given."""
 
 
 async def replay_in(resources: NamedResources, store: LightningStore) -> AttemptReplay | None:
-    """That of the first recording among a rollout's resources. Raises `Refusal` where its calls are gone."""
+    """The replay of the first recording among a rollout's resources. Raises `Refusal` where its calls are gone."""
     found = recording_in(resources)
     if found is not None and found.call_ids:
         found = await _with_calls(found, store)
@@ -196,7 +195,7 @@ def with_sources(
 
 
 def span_source_of(call: RecordedCall) -> SpanSource | None:
-    """The span of the recorded call, where it is known which attempt made that."""
+    """The span of the recorded call, where the attempt that made it is known."""
     return SpanSource(call.attempt_id, span_id_of(call.call_id)) if call.attempt_id else None
 
 

@@ -1,13 +1,13 @@
 """Several policies on one base model: named LoRA adapters in one `PeftModel`.
 
-The base is in memory once, for all policies, their engine and their learners; it never changes. Whoever computes for
-one policy activates it first (`Policy.activate`); who computes for several at once says whose each row is (`rows`).
+The base is in memory once, for all policies, their engine and their learners; it never changes. Code that computes for
+one policy activates it first (`Policy.activate`); code that computes for several in one pass names the adapter of each
+row (`rows`).
 
-One pass of a model whose rows are of different LoRA adapters: a linear layer computes for each row its own.
-
-The adapters of a pass are joined per layer, A [K, in] and B [out, K] with K the sum of their ranks; a row keeps the
-columns of its own adapter and zeros of the others', so that two products serve all of them. Exact for plain LoRA of
-linear layers that are given rows; who computes with anything else says so before (`ByRow.mixes`) and takes turns.
+In such a pass a linear layer computes for each row its own adapter: the adapters are joined per layer, A [K, in] and B
+[out, K] with K the sum of their ranks, and a row keeps the columns of its own adapter and zeros of the others', so that
+two products serve all of them. That is exact for plain LoRA of linear layers that are given rows; anything else is
+found before (`_ByRow.mixes`) and takes turns.
 
 Shape letters: R rows, Q tokens of a row, K ranks of all joined adapters.
 """
@@ -37,11 +37,11 @@ from agentlightning.learner.policy import (
 )
 
 PARTS = ("attention", "mlp", "unembedding")
-"""Into which the linear layers of a model fall."""
+"""The parts into which the linear layers of a model fall."""
 
 
 def modules_of(model: Any, parts: Sequence[str]) -> list[str]:
-    """The names of the linear layers of these parts. What is neither of attention nor the output layer is the MLP's."""
+    """The names of the linear layers of these parts. Those outside attention and the output layer are the MLP's."""
     output = model.get_output_embeddings()
     found: list[str] = []
     for name, module in model.named_modules():
@@ -57,7 +57,7 @@ class PeftAdapters:
     """The adapters of one base model by policy, and which of them the layers compute with. They come and go."""
 
     def __init__(self, model: Any, frozen: str | None = None) -> None:
-        """There is none yet. `frozen` is the name of the base without an adapter, if it has one."""
+        """No adapter yet. `frozen` is the name of the base without an adapter, if it has one."""
         self.names = [] if frozen is None else [frozen]
         self.peft: Any = None
         """The `PeftModel` around the base, from the first adapter on."""
@@ -231,7 +231,7 @@ _SPARE = 4
 
 
 class NotByRow(Exception):
-    """A layer was given something else than rows of tokens."""
+    """A layer was given something other than rows of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ class _ByRow:
         self._joined: list[Joined | None] = []
 
     def changed(self) -> None:
-        """Weights of adapters are others now: what was joined is not used again."""
+        """Weights of adapters have changed: what was joined is not used again."""
         self._mixes.clear()
         self._names, self._joined = [], []
 
@@ -280,7 +280,7 @@ class _ByRow:
             self._restore()
 
     def _join(self, needed: set[str]) -> None:
-        """Have these adapters joined, in few copies: of those that were needed before only a few stay."""
+        """Join these adapters. Of those that were needed before only a few stay, so that copies are few."""
         if needed <= {*self._names} and len(self._names) <= max(_SPARE, 2 * len(needed)):
             return
         kept = needed.union(self._names)
@@ -290,7 +290,7 @@ class _ByRow:
         self._names, self._joined = names, joined
 
     def _replace(self, adapter_R: torch.Tensor) -> None:
-        """For one pass the layers' own forward gives way: it knows one adapter for all rows."""
+        """Replace the layers' own forward, which knows one adapter for all rows, for one pass."""
         foreign: dict[tuple[int, ...], torch.Tensor] = {}
         for layer, joined in zip(self._layers, self._joined, strict=True):
             if joined is None:

@@ -1,13 +1,13 @@
-"""Packing: token trees and what to learn from them → the arrays of one pass. Pure; numpy only.
+"""Packing: token trees and what to learn from them → the arrays of one pass; and such a batch cut into parts for
+several ranks. Pure; numpy only.
 
 A sampled token is one loss entry, of the call that sampled it; where it stands again in the prompt of a later call it
 is context and is not trained a second time.
 
-A packed batch cut into parts for several ranks: each entry in one part, with all that it stands on. Pure, numpy.
-
-The loss is a sum over entries, so the parts' losses and gradients add up to those of the whole. Conversations stay
-whole (sequence-level ratios need that), and groups of siblings where the loss compares them. What two parts need of the
-same tree, each computes; a unit goes where it leaves the load lightest, so siblings meet where they share much.
+The loss is a sum over entries, so the losses and gradients of parts add up to those of the whole. Each entry is in one
+part, with all that it stands on. Conversations stay whole (sequence-level ratios need that), and so do groups of
+siblings where the loss compares them. What two parts need of the same tree, each computes; a unit goes where it leaves
+the load lightest, so siblings meet where they share much.
 
 Shape letters: N tokens, S segments, E entries.
 """

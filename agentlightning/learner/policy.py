@@ -1,8 +1,7 @@
 """A policy: a trainable Hugging Face model, all its weights or one LoRA adapter, with a weight version.
 
-Loads any Hugging Face id or directory; knows nothing of how tokens are sampled or which loss is used.
-
-A policy as one plain model: an adapter merged into its base.
+Loads any Hugging Face id or directory, and exports a policy as one plain model, with its adapter merged into the base.
+Knows nothing of how tokens are sampled or which loss is used.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from agentlightning.models.weights import damage_of, damage_of_checkpoint
 from agentlightning.reading import read_object
 
 METADATA_FILE = "agentlightning.json"
-"""Beside the weights: what this package needs to know of a model (which renderer, …)."""
+"""The file beside the weights with what this package needs to know of a model (which renderer, …)."""
 
 _ALONE, _REFERENCE = "default", "reference"
 """peft's names for the adapter of a policy that is alone, and for the one it is compared with."""
@@ -43,9 +42,9 @@ class LoraSpec:
     alpha: int = 32
     target_modules: str | list[str] = "all-linear"
     seed: int = 0
-    """Of a new adapter's weights."""
+    """The seed of a new adapter's weights."""
     parts: tuple[str, ...] = ()
-    """Instead of `target_modules`, among several policies: some of `learner.adapters.PARTS`."""
+    """Some of `learner.adapters.PARTS`, which several policies have instead of `target_modules`."""
 
 
 class PolicyAdapters(Protocol):
@@ -374,7 +373,7 @@ _OTHER_FILES = (METADATA_FILE, "chat_template.jinja", "generation_config.json")
 
 
 def merged(path: Path) -> PreTrainedModel:
-    """The whole model in a directory, on the CPU, in the short type it is kept in, if it is kept in one.
+    """The whole model in a directory, on the CPU, in the dtype that its base is kept in.
 
     An adapter is merged in float32, so that a small change of large weights is not lost twice.
     """
@@ -402,6 +401,6 @@ def export_merged(source: Path, to: Path) -> None:
 
 
 def _dtype(model: PreTrainedModel) -> torch.dtype:
-    """What the base's own weights are kept in."""
+    """The dtype that the base's own weights are kept in."""
     config: Any = AutoConfig.from_pretrained(str(model.config.name_or_path), trust_remote_code=False)
     return config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32

@@ -1,20 +1,17 @@
 """The torch learner over several ranks: the model sharded by FSDP2, each rank a part of every batch. Synchronous.
 
-All ranks do the same verbs in the same order with the same arguments (whoever drives them sees to that), each computes
-its part, and all have the results. Parameters, gradients and the optimiser's state are spread over the ranks (Zhao et
-al., PyTorch FSDP, arXiv 2304.11277; Rajbhandari et al., ZeRO, arXiv 1910.02054, stage 3): a layer's weights are whole
-while it computes. The numbers are those of one rank but for the order of sums.
+All ranks do the same verbs in the same order with the same arguments (their driver sees to that), each computes its
+part, and all have the results. Parameters, gradients and the optimiser's state are spread over the ranks (Zhao et al.,
+PyTorch FSDP, arXiv 2304.11277; Rajbhandari et al., ZeRO, arXiv 1910.02054, stage 3): a layer's weights are whole while
+it computes. The numbers are those of one rank but for the order of sums.
 
-With `tensor_parallel` so many neighbouring ranks compute each part together, and weights are shared
-out among all.
+With `tensor_parallel` so many neighbouring ranks compute each part together, each with some of every layer's heads and
+of its MLP's width, while weights are spread over all ranks. Which linear layers are cut, and which way, is in a model's
+own plan (transformers' `base_model_tp_plan`; Shoeybi et al., Megatron-LM, arXiv 1909.08053): "colwise" ones have some
+of their outputs on each rank, the "rowwise" ones behind them some of their inputs, and the results are summed over the
+ranks. Each rank computes everything else alike.
 
 Shape letters: E loss entries.
-
-Tensor parallelism: ranks that share a row, each with some of every layer's heads and of its MLP's width.
-
-Which linear layers are cut, and which way, is in a model's own plan (transformers' `base_model_tp_plan`; Shoeybi et
-al., Megatron-LM, arXiv 1909.08053): "colwise" ones have some of their outputs on each rank, the "rowwise" ones behind
-them some of their inputs, and what they give is summed over the ranks. All else each rank computes alike.
 """
 
 from __future__ import annotations
@@ -87,7 +84,7 @@ class Sharded(nn.Module):
 
 
 class RankLearner(TorchLearner):
-    """`TorchLearner` on this rank of the process group that there is. No critic, no rows."""
+    """`TorchLearner` on this rank of the process group. No critic, no rows."""
 
     def __init__(self, policy: Policy, options: LearnerOptions, *, tensor_parallel: int = 1) -> None:
         """Shards the policy's model: from now on it computes in here only. Of so many ranks as `tensor_parallel` each
@@ -200,7 +197,7 @@ def _rows(reason: str) -> str:
 
 
 _BY_HEAD = "replicated_with_grad_allreduce"
-"""Of a norm that is the same for all heads, and that each rank computes for its own: gradients are summed."""
+"""The style of a norm that is the same for all heads. Each rank computes it for its own heads; gradients are summed."""
 _STYLES: Mapping[str, ParallelStyle] = {
     "colwise": ColwiseParallel(),
     "rowwise": RowwiseParallel(),
@@ -209,7 +206,7 @@ _STYLES: Mapping[str, ParallelStyle] = {
     _BY_HEAD: SequenceParallel(sequence_dim=2, use_local_output=True),
 }
 _ADAPTERS = {"colwise": "lora_B", "rowwise": "lora_A"}
-"""Which half of a low-rank adapter is cut as the layer that it is on is; the other one is whole on each rank."""
+"""The half of a low-rank adapter that is cut like the layer it is on; the other half is whole on each rank."""
 
 
 def _check_parallel(model: PreTrainedModel, ranks: int) -> None:

@@ -1,12 +1,12 @@
 """The torch learner: packed token trees → gradients → AdamW steps, on a Hugging Face model. Synchronous.
 
-Shape letters: E loss entries.
-
-A reference that follows the policy: now and then it moves a share of the way to it.
+A reference that follows the policy moves a share of the way to it now and then:
 
     π_ref ← α π + (1 − α) π_ref, in the weights (TR-DPO: Gorbatovski et al., arXiv 2404.09656, eq. 3 and 4)
 
 With α = 1 it is replaced (a refresh); with a small α in every step it is an exponential moving average of the policy.
+
+Shape letters: E loss entries.
 """
 
 from __future__ import annotations
@@ -79,17 +79,17 @@ class TorchLearner:
         self._tried = False
         self._optimizer = self._make_optimizer()
         self._passed: list[PackedBatch] = []
-        """What was learned from since the last step."""
+        """The batches whose gradients have been added up since the last step."""
         self._half: Half | None = None
-        """Of the gradient that is being added up."""
+        """The state of `keep_half`, for the gradient that is being added up."""
         self._routing: RoutingReplay | None = None
-        """None: nothing was ever kept."""
+        """None until something is kept."""
         self._critic: ValueHead | None = None
         if self.options.critic:
             self._critic = ValueHead(policy.model.config.get_text_config().hidden_size, policy.device)
         self._reference: PreTrainedModel | None = None
         self._moved = False
-        """The reference is no longer what it was loaded as."""
+        """Whether the reference is no longer what it was loaded as."""
         if self.options.reference:
             self._add_reference(self.options.reference)
 
@@ -383,8 +383,8 @@ _ReferencePairs = list[tuple[Tensor, Tensor]]
 
 
 def _paired_with_reference(policy: Policy, reference: PreTrainedModel | None) -> _ReferencePairs:
-    """Each tensor of the reference with the policy's. An adapter's reference is an adapter beside it, which begins as
-    one that changes nothing where it was the model beneath.
+    """Each tensor of the reference with the policy's. An adapter's reference is another adapter, which changes nothing
+    at first where the reference was the model beneath.
 
     Raises ConfigError for a reference of another shape than the policy.
     """
@@ -406,7 +406,7 @@ def _move_reference(pairs: _ReferencePairs, share: float) -> None:
 
 
 def _put_reference(pairs: _ReferencePairs, saved: Sequence[Tensor]) -> None:
-    """Let the reference be what was saved of it."""
+    """Restore the reference from what was saved of it."""
     with torch.no_grad():
         for (kept, _), tensor in zip(pairs, saved, strict=True):
             kept.copy_(tensor)

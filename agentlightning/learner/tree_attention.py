@@ -1,18 +1,16 @@
 """Attention over token trees: each segment attends to its ancestors' keys and, causally, to its own.
 
 Registered with transformers' AttentionInterface, so that the unmodified Hugging Face forward computes every node of a
-tree once. Exact: a path through the tree gets the same numbers as the same tokens alone in a row.
+tree once. Exact: a path through the tree gets the same numbers as the same tokens alone in a row. There are two ways:
 
-Here by plain attention, segment by segment: on any device, and the reference for `flex_tree`, which is for GPUs.
+`TreePlan`: plain attention, segment by segment. For any device, and the reference for the other way.
 
-Attention over token trees by one kernel: PyTorch's FlexAttention (Dong et al., arXiv 2412.05496) with a block mask.
-
-Tokens lie depth first, so what stands on a token follows it without a gap: token q attends to token k where k is not
-behind q and q comes before the end of k's subtree. One number per token says it all, and one maximum and one minimum
-per block of tokens say which blocks of queries and keys have a pair to compute: exactly those are computed.
-
-Trees that share nothing are rows without padding. On a CPU, where FlexAttention has no gradient, the block mask is
-written out in full, N × N, for PyTorch's plain attention: a reference, not a fast way.
+`FlexTree`: one kernel, PyTorch's FlexAttention (Dong et al., arXiv 2412.05496) with a block mask, for GPUs. Tokens lie
+depth first, so what stands on a token follows it without a gap: token q attends to token k where k is not behind q and
+q comes before the end of k's subtree. One number per token is enough for that, and one maximum and one minimum per
+block of tokens show which blocks of queries and keys have a pair to compute: exactly those are computed. Trees that
+share nothing are rows without padding. On a CPU, where FlexAttention has no gradient, the block mask is written out in
+full, N × N, for PyTorch's plain attention: a reference, not a fast way.
 
 Shape letters: N tokens, P tokens with padding to whole blocks, B blocks, S segments, H and K heads, D head size.
 """
@@ -37,7 +35,19 @@ from agentlightning.learner.base import PackedBatch
 
 NAME = "agentlightning_tree"
 _MORE_THAN_SOFTMAX = ("softcap", "s_aux", "position_bias")
-"""Under which names models hand their attention function what it should do to scores besides scaling them."""
+"""Arguments by which models ask their attention function to do more to scores than scale them."""
+
+
+@contextmanager
+def tree_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Within the block, the model's attention layers take the `tree` plan that is passed to its forward."""
+    config = model.config
+    before = config._attn_implementation
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
 
 
 class Tree(Protocol):
@@ -165,33 +175,21 @@ def _with_ancestors(parts: tuple[Tensor, ...], family: Family, longest: int) -> 
 AttentionInterface.register(NAME, _tree_attention)  # transformers' own registry; it has no other way in
 
 
-@contextmanager
-def tree_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Within the block, the model's attention layers take the `tree` plan that is passed to its forward."""
-    config = model.config
-    before = config._attn_implementation
-    config._attn_implementation = NAME
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
-
-
 BLOCK = 128
 """Tokens of a block, what FlexAttention's kernels are tuned for."""
 _FEWEST_BLOCKS = 2
-"""Of a mask: kernels for a single one, and for queries of less than a block, would be compiled apart."""
+"""The fewest blocks of a mask: kernels for a single one, or for less than one, would be compiled separately."""
 _MOST_KERNELS = 64
 """Kernels are compiled for any number of tokens; these may differ in heads, dtype and whether there is a gradient."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlexTree:
-    """Which tokens of a packed tree attend to which."""
+    """Which tokens of a packed tree attend to which, for one kernel."""
 
     blocks: BlockMask
     dense_PP: Tensor | None
-    """The same token by token; on a CPU only."""
+    """The mask token by token; on a CPU only."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         """query [1, H, N, D]; key and value [1, K, N, D] with H a multiple of K. Returns [1, H, N, D]."""

@@ -309,12 +309,12 @@ def _tools_survive(renderer: Any) -> bool:
 
     wanted = [("add", {"a": 2}, "ok")]
     try:
-        prompt = list(renderer.render_ids([_USER], tools=[_TOOL], add_generation_prompt=False))
+        history = list(renderer.render_ids([_USER], tools=[_TOOL], add_generation_prompt=False))
         prompt = list(renderer.render_ids([_USER], tools=[_TOOL], add_generation_prompt=True))
         whole = list(renderer.render_ids([_USER, _ASKS], tools=[_TOOL], add_generation_prompt=False))
         # A response begins where the prompt ends; where the prompt begins it otherwise (GPT-OSS: with a thought), the
         # whole turn is read.
-        for start in (_common(prompt, whole), _common(prompt, whole)):
+        for start in (_common(prompt, whole), _common(history, whole)):
             parsed = renderer.parse_response(whole[start:], tools=[_TOOL], prompt_ids=whole[:start])
             if [(c.name, c.arguments, c.status) for c in parsed.tool_calls] == wanted:
                 return True

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from agentlightning.errors import ModelError
 from agentlightning.gateway import load_rendering
 from agentlightning.models import resolve_model
+from agentlightning.rendering.load import _tools_survive  # pyright: ignore[reportPrivateUsage]
 from agentlightning.rendering.reader import StreamReader
 from tests.gateway.conftest import CALC, call_text
 from tests.gateway.families import FAMILIES, make_model, rendering_of
@@ -149,6 +151,24 @@ def test_text_is_streamed_by_token(model: str, tools: Any) -> None:
     rendering = rendering_of(model)
     reader = StreamReader(rendering, rendering.render([USER], tools), tools=bool(tools), stop=())
     assert [reader.feed([token]).content for token in rendering.encode("ab c").tolist()] == ["a", "b", "", " c"]
+
+
+class WholeTurns:
+    """A renderer whose prompts begin the answer with a thought, and which reads turns from their beginning only."""
+
+    ASSISTANT, THOUGHT, CALL = 1, 2, 3
+
+    def render_ids(self, messages: list[Any], *, tools: list[Any], add_generation_prompt: bool) -> list[int]:
+        begun = [self.ASSISTANT, self.THOUGHT, self.THOUGHT] if add_generation_prompt else []
+        return [0, *([self.ASSISTANT, self.THOUGHT, self.CALL] if len(messages) > 1 else begun)]
+
+    def parse_response(self, ids: list[int], *, tools: list[Any], prompt_ids: list[int]) -> Any:
+        call = SimpleNamespace(name="add", arguments={"a": 2}, status="ok")
+        return SimpleNamespace(tool_calls=[call] if ids == [self.ASSISTANT, self.THOUGHT, self.CALL] else [])
+
+
+def test_a_renderer_that_reads_whole_turns_reads_tool_calls() -> None:
+    assert _tools_survive(WholeTurns())
 
 
 def test_tools_are_read_where_the_prompt_begins_the_thought(tmp_path: Path) -> None:

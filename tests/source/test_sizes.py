@@ -15,7 +15,6 @@ LONGER = {
     "finetuning/app.py: __init__",
     "cli/gateway.py: _serve",
     "cli/train.py: train_agent",
-    "backend/embedded/server.py: _do",  # a case for each verb
     "finetuning/tinker/sampled.py: sampling_params",  # a check after the other
     "gateway/sampling/planner.py: _planned",
     "types/span.py: from_opentelemetry",

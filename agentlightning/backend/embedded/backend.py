@@ -1,12 +1,9 @@
 """The embedded backend: one model process holds the engine and the learner of every policy, on one set of weights.
 
-Publishing moves no bytes: from an optimiser step on the engine stands still, and publishing lets it go on with what the
-step left in memory.
-
-The in-process backend: the embedded one with its server in a thread of this process.
-
-For debugging (a breakpoint in the learner, a profiler over everything) and for tests. Agents, gateway and model share
-one interpreter here, so it is slower than `embedded`, and a crash of the model takes everything with it.
+Publishing moves no bytes: the engine stands still from an optimiser step on, and publishing lets it go on with the new
+weights, which are in its memory already. `InProcessBackend` runs the same server in a thread of this process, for
+debugging (a breakpoint in the learner, a profiler over everything) and for tests: agents, gateway and model then share
+one interpreter, so it is slower, and a crash of the model takes everything with it.
 """
 
 from __future__ import annotations
@@ -96,7 +93,7 @@ class EmbeddedBackend:
 
 
 def settings_of(spec: ModelSpec) -> ProcessSettings:
-    """What the model process is told. Raises ModelError where there is no such model, ConfigError for ranks of what
+    """The settings of the model process. Raises ModelError where there is no such model, ConfigError for ranks of what
     cannot be spread."""
     if spec.ranks > 1 and (spec.adapters or spec.critic):
         what = "several policies" if spec.adapters else "a critic"
@@ -161,7 +158,11 @@ class ServerThread(Connection):
             self._transport.abort()
 
     async def _supervise(self) -> str:
-        await asyncio.to_thread(self._thread.join)
+        try:
+            await asyncio.to_thread(self._thread.join)
+        except asyncio.CancelledError:  # the loop ends without close(), as at an exception, and waits for its threads
+            self._kill()
+            raise
         how = "could not load its model" if self._code else "ended by itself"
         return f"The model's thread {how}; the log says why."
 

@@ -1,8 +1,7 @@
-"""`ModelProcess`: starts the model process and is its engine and its learner to the main process. Imports no torch.
+"""`ModelProcess` starts the model process and is its engine and its learner to the main process; `PolicyHandle` is the
+same for one of its policies. Imports no torch.
 
 Every wait ends: when the process dies, everything that waits for it raises `EngineError` with the process's last words.
-
-`PolicyHandle`: one policy of a model process, to the main process an engine and a learner.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The parent's end of the socket to a model server: who waits for which answer, and what becomes of them at its end.
+"""The parent's end of the socket to a model server: who waits for which answer, and what becomes of the waiting when
+the server ends.
 
-Whether a process that has work to do gets on with it, judged by its progress and never by how long work takes. Pure.
-
-Progress is passes computed or processor time used. A process that is suspended, or waits for something that never
-comes, makes none; one that computes a long pass does, and one that has nothing to do owes none.
+`StallWatch` judges whether a server that has work to do gets on with it: by its progress (passes computed, processor
+time used), never by how long the work takes. A process that is suspended or waits for something that never comes makes
+no progress; one that computes a long pass does, and one that has nothing to do owes none.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def _one_token(event: SampledTokens, row: int) -> Chunk:
 PULSE_SECONDS = 2.0
 """How often a process says how far it is."""
 WARN_SECONDS = 15.0
-"""Without progress for so long it is said on the screen."""
+"""After so long without progress a warning is logged."""
 _LEAST_CPU = 0.01
 """Processor seconds between two pulses that are more than the pulse itself."""
 
@@ -251,27 +251,26 @@ class StallWatch:
     limit: float
     quiet: float = 0.0
     """Seconds without progress."""
+    seen: bool = False
+    """Whether a pulse has come; before the first one the process is not judged."""
     _passes: int = field(default=0, repr=False)
     _cpu: float = field(default=0.0, repr=False)
 
-    seen: bool = False
-    """Whether the process has said anything of itself; before that it is not judged."""
-
     def pulse(self, passes: int, cpu_seconds: float, *, idle: bool = False) -> None:
-        """What the process says of itself; `idle` is whether it has nothing to do just now."""
+        """The process reports how far it is; `idle` is whether it has nothing to do just now."""
         if idle or not self.seen or passes != self._passes or cpu_seconds - self._cpu >= _LEAST_CPU:
             self.quiet = 0.0
         self.seen = True
         self._passes, self._cpu = passes, cpu_seconds
 
     def moved(self) -> None:
-        """It gave something out."""
+        """The process gave an answer, or a part of one."""
         self.quiet = 0.0
 
     def look(self, *, busy: bool, seconds: float = 1.0) -> Literal["fine", "slow", "stalled"]:
         """`busy` is whether something is asked of it, `seconds` how long ago the last look was.
 
-        "slow" is said once. A look that comes late counts as one second: then it was the watcher who stood still.
+        "slow" is returned once. A look that comes late counts as one second: then it was the watcher who stood still.
         """
         if not busy or not self.seen:
             self.quiet = 0.0

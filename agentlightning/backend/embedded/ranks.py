@@ -1,10 +1,9 @@
-"""A learner over several ranks, as the model process has it: rank 0 in here, each other one in a process of its own.
+"""A learner over several ranks: rank 0 in the model process, each other one in a process of its own, which is started
+here or waits on another machine.
 
 Every verb goes to all ranks, which do it together (`learner.rank_learner`); after a step rank 0 copies the new weights
-into the whole model, which the engine samples from and which is exported. A rank that ends by itself ends the model
-process with it, named: the run goes on from its last checkpoint.
-
-The further ranks of a learner, as rank 0 has them: processes started here, or ones that wait on other machines.
+into the whole model, from which the engine samples and which is exported. When a rank ends by itself, the model process
+names it and ends too: the run goes on from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -66,6 +65,7 @@ Done = TypeVar("Done")
 MEETING_SECONDS = 300.0
 """How long ranks wait for each other: to begin, and in a pass."""
 _SECONDS_TO_NAME = 3.0
+_REACH_SECONDS = 60.0
 
 
 class Leader:
@@ -201,7 +201,7 @@ def device_of(device: str, rank: int) -> str:
 
 
 def follow(sock: socket.socket) -> None:
-    """Do what rank 0 says, until it is gone. What it finds wrong it says itself."""
+    """Do what rank 0 says until it is gone. Errors are left to rank 0, which has the same ones and reports them."""
     inbox = Inbox(sock)
     settings = inbox.wait()
     if not isinstance(settings, ProcessSettings):
@@ -236,16 +236,13 @@ def _do(learner: RankLearner, verb: Verb) -> None:
             raise AssertionError(f"not for ranks: {verb}")
 
 
-_REACH_SECONDS = 60.0
-
-
 @dataclass(frozen=True, slots=True)
 class Follower:
-    """One of them."""
+    """Another rank than 0, as rank 0 holds it."""
 
     sock: socket.socket
     wait: Callable[[], str]
-    """Returns when it has ended; who it was and how it ended."""
+    """Returns when the rank has ended, with the words for which one it was and how it ended."""
 
 
 def _start_here() -> Follower:
@@ -267,7 +264,7 @@ def _start_here() -> Follower:
 
 
 def _reach(address: SocketAddress) -> Follower:
-    """One that waits at an address. Raises EngineError where nobody does."""
+    """A rank that waits at an address. Raises EngineError where none does."""
     try:
         sock = socket.create_connection((address.host, address.port), timeout=_REACH_SECONDS)
     except OSError as error:
@@ -281,7 +278,7 @@ def _reach(address: SocketAddress) -> Follower:
     def wait() -> str:
         try:
             while sock.recv(1 << 12):
-                pass  # it says nothing
+                pass  # a rank sends nothing
         except OSError:
             pass
         return f"(at {address.host}:{address.port}) is gone"

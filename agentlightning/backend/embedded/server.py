@@ -2,8 +2,8 @@
 
 Between two steps of the engine it takes what arrived: requests join, aborts leave, calls are done one after the other.
 A call that changes the weights first lets the running requests finish, or stops them where they are
-(`Settings.in_flight`). From then on the policy samples nothing until its new weights are published, and then goes on
-with nothing that the old ones computed.
+(`ProcessSettings.in_flight`). From then on the policy samples nothing until its new weights are published, and then
+goes on with nothing that the old ones computed.
 
 Several policies on one base have one engine, which samples from all of them at once, and a learner each; while one
 learns, its adapter alone is active in the model's layers.
@@ -274,28 +274,6 @@ class ModelServer:
 
     def _do(self, call_id: int, verb: Verb, policy: str, hosted: Hosted) -> Reply:
         match verb:
-            case Forward(batch, reference):
-                return Reply(call_id=call_id, numbers=hosted.learner.forward(batch, reference=reference))
-            case Values(batch):
-                return Reply(call_id=call_id, numbers=hosted.learner.values(batch))
-            case CheckPacking(batch, loss):
-                return Reply(call_id=call_id, check=hosted.learner.check_packing(batch, loss))
-            case ForwardBackward(batch, loss):
-                return Reply(call_id=call_id, passed=hosted.learner.forward_backward(batch, loss))
-            case Evaluate(batch, loss):
-                if not isinstance(hosted.learner, TorchLearner):
-                    raise ConfigError("A loss without its gradients is computed on one rank only.")
-                return Reply(call_id=call_id, passed=hosted.learner.evaluate(batch, loss))
-            case KeepHalf(share):
-                if isinstance(hosted.learner, TorchLearner):  # over several ranks nobody asks for it
-                    hosted.learner.keep_half(share)
-            case KeepRoutes(batch, first):
-                if isinstance(hosted.learner, TorchLearner):  # over several ranks it is refused as a setting
-                    hosted.learner.keep_routes(batch, first=first)
-            case OptimStep(params):
-                step = hosted.learner.optim_step(params)
-                hosted.unpublished = True
-                return Reply(call_id=call_id, step=step)
             case AddPolicy():
                 pass  # it was added when the call began
             case RemovePolicy():
@@ -304,15 +282,8 @@ class ModelServer:
                 return Reply(call_id=call_id, version=self._publish(policy, hosted))
             case Pause() | Resume():
                 self._paused = isinstance(verb, Pause)
-            case SaveState(path):
-                hosted.learner.save_state(path)
-            case LoadState(path):
-                hosted.learner.load_state(path)
-                hosted.unpublished = True
             case Export(path):
                 hosted.policy.export(path)
-            case MoveReference(share):
-                hosted.learner.move_reference(share)
             case TakeUp(path, version):
                 hosted.policy.take_up(path, version)
                 hosted.unpublished = True
@@ -323,6 +294,8 @@ class ModelServer:
                 return Reply(call_id=call_id, info=self._info(policy))
             case GetStats():
                 return Reply(call_id=call_id, stats=self._stats())
+            case _:
+                return _learn(call_id, verb, hosted)
         return Reply(call_id=call_id)
 
     def _add(self, name: str, verb: AddPolicy) -> None:
@@ -386,6 +359,43 @@ class ModelServer:
         except OSError:
             logger.info("The main process is gone; the model process ends")
             self._stopped = True
+
+
+def _learn(call_id: int, verb: Verb, hosted: Hosted) -> Reply:
+    """Have the learner of a policy do something."""
+    match verb:
+        case Forward(batch, reference):
+            return Reply(call_id=call_id, numbers=hosted.learner.forward(batch, reference=reference))
+        case Values(batch):
+            return Reply(call_id=call_id, numbers=hosted.learner.values(batch))
+        case CheckPacking(batch, loss):
+            return Reply(call_id=call_id, check=hosted.learner.check_packing(batch, loss))
+        case ForwardBackward(batch, loss):
+            return Reply(call_id=call_id, passed=hosted.learner.forward_backward(batch, loss))
+        case Evaluate(batch, loss):
+            if not isinstance(hosted.learner, TorchLearner):
+                raise ConfigError("A loss without its gradients is computed on one rank only.")
+            return Reply(call_id=call_id, passed=hosted.learner.evaluate(batch, loss))
+        case OptimStep(params):
+            step = hosted.learner.optim_step(params)
+            hosted.unpublished = True
+            return Reply(call_id=call_id, step=step)
+        case KeepHalf(share):
+            if isinstance(hosted.learner, TorchLearner):  # over several ranks nobody asks for it
+                hosted.learner.keep_half(share)
+        case KeepRoutes(batch, first):
+            if isinstance(hosted.learner, TorchLearner):  # over several ranks it is refused as a setting
+                hosted.learner.keep_routes(batch, first=first)
+        case SaveState(path):
+            hosted.learner.save_state(path)
+        case LoadState(path):
+            hosted.learner.load_state(path)
+            hosted.unpublished = True
+        case MoveReference(share):
+            hosted.learner.move_reference(share)
+        case _:
+            raise AssertionError(f"not for learners: {verb}")
+    return Reply(call_id=call_id)
 
 
 def _what_to_do(verb: Verb, error: Exception) -> str:

@@ -4,11 +4,9 @@
       │
       └ files through Ray's object store ─→ engines (`Engines`: ours; or vLLM's servers), checkpoints (this machine)
 
-Ray places processes, says when one ended, and carries files; what is computed is told over sockets.
-
-verl's workers as the ranks of the learner: what they cannot do is refused, and what their driver is told.
-
-The driver is a model process on the cluster as any other; it computes on the CPU, and does not count as a rank.
+Ray places processes, reports when one has ended, and carries files; what they compute goes over sockets. The ranks may
+also be verl's workers: what those cannot do is refused here, and the process that drives them is a model process on the
+cluster like any other, which computes on the CPU and does not count as a rank.
 """
 
 # Where Ray is not installed, pyright takes the folder of this file for it.
@@ -323,7 +321,7 @@ def _refuse(checks: Mapping[str, bool]) -> None:
 
 
 def driver_settings(settings: ProcessSettings, options: RayOptions, gpus: float) -> ProcessSettings:
-    """What the process that drives the workers is told. Raises ConfigError for what they cannot do on these devices."""
+    """The settings of the process that drives verl's workers. Raises ConfigError for what those devices cannot do."""
     flash = (
         "share a row on GPUs in bfloat16 only (FlashAttention): set dtype='bfloat16', or leave sequence_parallel out."
     )

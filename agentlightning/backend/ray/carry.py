@@ -1,9 +1,8 @@
-"""What goes to the machines of a cluster: models that are not there, or are others, and the weights after each step.
+"""What is carried to the machines of a cluster: models that they lack or have in another state, and the weights after
+each step, as packed folders whose files are arrays with checksums.
 
-A folder is written once on each machine, under a name that says what is in it, and all processes there read the same
-one. Which processes share a machine's folders they find out themselves: see `Host.listen`.
-
-A folder with weights on its way between machines: its files as arrays, and the checksums they must have.
+A folder is written once on each machine, under a name made from its content, and all processes there read the same one.
+Which processes share a machine's folders they find out themselves: see `Host.listen`.
 """
 
 # Where Ray is not installed, pyright takes the folder of this file for it.
@@ -215,7 +214,7 @@ _BASE = "base_model_name_or_path"
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """By relative path. Ray shares the arrays without copying them."""
+    """The files of a folder by relative path. Ray shares the arrays without copying them."""
 
     files: Mapping[str, np.ndarray]
     checksums: Mapping[str, str]
@@ -241,13 +240,13 @@ def pack(folder: Path) -> Packed:
 
 
 def unpack(packed: Packed, folder: Path) -> None:
-    """Write it, all or nothing. Raises ModelError where something was changed on the way."""
+    """Write the folder, all of it or nothing. Raises ModelError where something was changed on the way."""
     with atomic_directory(folder) as work:
         _write(packed, work, folder)
 
 
 def unpack_once(packed: Packed, folder: Path, base: str | None = None) -> None:
-    """Write it where others may be writing the very same, or reading it already; an adapter in it stands on `base`.
+    """Write the folder where others may be writing or reading the very same; an adapter in it stands on `base`.
     Nothing that is there is replaced. Raises ModelError where something was changed on the way."""
     if folder.is_dir():
         return

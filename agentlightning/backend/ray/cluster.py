@@ -1,6 +1,5 @@
-"""The cluster: connected to, or started on this machine; what has room on it, and the processes placed there.
-
-Whether what a run needs has room on a cluster, and in words why not. Pure.
+"""The cluster, connected to or started on this machine: what has room on it, the processes placed there, and the words
+for what does not fit.
 """
 
 # Where Ray is not installed, pyright takes the folder of this file for it.
@@ -267,14 +266,14 @@ Resources = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """So many processes of a kind."""
+    """How many processes of a kind a run needs, and the resources of each."""
 
     what: str
     count: int
     each: Resources
 
     def bundles(self) -> list[dict[str, float]]:
-        """A bundle of resources for each, as Ray reserves them; one that asks for nothing counts a bit."""
+        """A bundle of resources for each, as Ray reserves them. One that needs nothing asks for a bit of a CPU."""
         each = {name: amount for name, amount in self.each.items() if amount} or {"CPU": 0.001}
         return [dict(each) for _ in range(self.count)]
 
@@ -283,7 +282,7 @@ class Need:
 
 
 def fits_on(needs: Sequence[Need], machines: Sequence[Resources], *, apart: bool = False) -> bool:
-    """Whether all find a place, the largest first, each on the first machine with room; `apart`: on one of its own."""
+    """Whether all find a place, the largest first, on the first machine with room; `apart`: each on one of its own."""
     left = [dict(machine) for machine in machines]
     bundles = [bundle for need in needs for bundle in need.bundles()]
     for bundle in sorted(bundles, key=lambda b: (-b.get("GPU", 0.0), -b.get("CPU", 0.0))):
@@ -299,7 +298,7 @@ def fits_on(needs: Sequence[Need], machines: Sequence[Resources], *, apart: bool
 
 
 def on_other_machines(one: int, bundles: Sequence[int], machines: Mapping[int, str]) -> list[int]:
-    """Of some bundles, the first on each machine that a certain one is not on; `machines`: which each bundle is on."""
+    """Of `bundles`, the first on each machine other than that of bundle `one`; `machines`: where each bundle is."""
     found = {machines[bundle]: bundle for bundle in reversed(bundles) if machines[bundle] != machines[one]}
     return sorted(found.values())
 
@@ -321,7 +320,7 @@ def _amounts(resources: Resources) -> str:
 
 
 def lacking(bundles: Sequence[Resources], machines: Mapping[int, str], alive: Collection[str]) -> dict[str, float]:
-    """What the bundles need that are on no machine that is alive; `machines`: which each bundle is on."""
+    """The resources of all bundles whose machine is not alive, added up; `machines`: where each bundle is."""
     homeless = [bundle for number, bundle in enumerate(bundles) if machines.get(number, "") not in alive]
     names = sorted({name for bundle in homeless for name in bundle})
     return {name: sum(bundle.get(name, 0.0) for bundle in homeless) for name in names}

@@ -1,11 +1,8 @@
 """`Engines`: a run's own engines on the cluster, model processes that only sample, and what is published to them.
 
-A policy's `Engine`: requests go to one of the engines on the cluster, and to another one when it is lost.
-
-`ReplicaSampler`: one engine on the cluster that is kept alive, and kept at the weights that were published last.
-
-It is a model process without a learner. One that ends is started again, wherever Ray finds room, and gets the current
-weights before it samples.
+`RayEngine` is the `Engine` of a policy: a request goes to one of the engines, and to another one when that is lost.
+`ReplicaSampler` keeps one engine alive and at the weights that were published last: a process that ends is started
+again wherever Ray finds room, and is given the current weights before it samples.
 """
 
 from __future__ import annotations
@@ -34,81 +31,8 @@ from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
 from agentlightning.errors import AgentLightningError, BackendDied, EngineError, message_of
 from agentlightning.types.arrays import Int32Array
 
-_Launch = Callable[[], Awaitable[tuple[Placed, ModelProcess]]]
-"""Places a host and starts a model process in it."""
-_Bring = Callable[["ReplicaSampler"], Awaitable[None]]
-"""Gives one that just began the current weights."""
-_Leave = Callable[[Placed], Awaitable[None]]
-"""Removes what only this host was still to read."""
-
-
-class ReplicaSampler:
-    """`run` keeps it alive until it is cancelled, or gives up with an EngineError."""
-
-    def __init__(self, name: str, launch: _Launch, bring: _Bring, leave: _Leave, *, restarts: int) -> None:
-        self.name = name
-        self.running = 0
-        """Requests that it is sampling."""
-        self.served = 0
-        """Requests that it finished."""
-        self.ready = asyncio.Event()
-        self.publication_seconds = 0.0
-        self.host: Placed | None = None
-        self.process: ModelProcess | None = None
-        self._launch = launch
-        self._bring = bring
-        self._leave = leave
-        self._restarts = restarts
-        self._replaced = ""
-        """Why it is, if that was not its own end."""
-
-    def replace(self, host: Placed | None, why: str) -> None:
-        """End this host; another one is started in its place. Nothing to do where that has begun already."""
-        if host is not None and host is self.host:
-            self._replaced = why
-            self.ready.clear()
-            host.end()
-
-    def lost(self, cause: BackendDied) -> None:
-        self.ready.clear()
-
-    async def run(self) -> None:
-        """Raises EngineError when it cannot be started, or died too often."""
-        deaths, served = 0, 0
-        while True:
-            try:
-                await self._live()
-            except BackendDied as end:
-                death = BackendDied(self._replaced) if self._replaced else end
-                deaths = 1 if self.served > served else deaths + 1
-                served = self.served
-                if deaths > self._restarts:
-                    raise EngineError(f"{death}\nIt was started {deaths} times and ended each time.") from death
-                logger.warning("%s\nIt is started again.", death)
-            finally:
-                self.ready.clear()
-                await self._end()
-
-    async def _live(self) -> None:
-        self._replaced = ""
-        self.host, self.process = await self._launch()
-        await self._bring(self)
-        self.ready.set()
-        logger.info("%s samples", self.host)
-        await self.process.watch()
-
-    async def _end(self) -> None:
-        process, self.process = self.process, None
-        host, self.host = self.host, None
-        if process is not None:
-            with suppress(AgentLightningError):
-                await process.close()
-        if host is not None:
-            await self._leave(host)
-            host.end()
-
-
 logger = logging.getLogger(__name__)
+
 
 _TRIES = 3
 """How often an engine is given the same weights, before it is replaced."""
@@ -120,7 +44,7 @@ Place = Callable[[type[Host], int], Awaitable[Placed]]
 
 
 class Engines:
-    """Started once, closed once."""
+    """The run's engines: started once, closed once."""
 
     def __init__(
         self, spec: ModelSpec, options: RayOptions, settings: ProcessSettings, weights: Weights, place: Place
@@ -300,7 +224,7 @@ class RaySampling:
 
 
 class RayEngine:
-    """See `Engine`. `version` is that of what was published last."""
+    """See `Engine`. `version` is that of the weights that were published last."""
 
     def __init__(self, policy: str, shared: RaySampling, version: int = 0) -> None:
         self._policy = policy
@@ -349,3 +273,77 @@ class RayEngine:
         finally:
             sampler.running -= 1
             counters.end()
+
+
+_Launch = Callable[[], Awaitable[tuple[Placed, ModelProcess]]]
+"""Places a host and starts a model process in it."""
+_Bring = Callable[["ReplicaSampler"], Awaitable[None]]
+"""Gives a sampler that has just begun the current weights."""
+_Leave = Callable[[Placed], Awaitable[None]]
+"""Removes what only this host was still to read."""
+
+
+class ReplicaSampler:
+    """One engine on the cluster; `run` keeps it alive until it is cancelled, or gives up with an EngineError."""
+
+    def __init__(self, name: str, launch: _Launch, bring: _Bring, leave: _Leave, *, restarts: int) -> None:
+        self.name = name
+        self.running = 0
+        """Requests that it is sampling."""
+        self.served = 0
+        """Requests that it finished."""
+        self.ready = asyncio.Event()
+        self.publication_seconds = 0.0
+        self.host: Placed | None = None
+        self.process: ModelProcess | None = None
+        self._launch = launch
+        self._bring = bring
+        self._leave = leave
+        self._restarts = restarts
+        self._replaced = ""
+        """Why it is replaced, if it did not end by itself."""
+
+    def replace(self, host: Placed | None, why: str) -> None:
+        """End this host; another one is started in its place. Nothing to do where that has begun already."""
+        if host is not None and host is self.host:
+            self._replaced = why
+            self.ready.clear()
+            host.end()
+
+    def lost(self, cause: BackendDied) -> None:
+        self.ready.clear()
+
+    async def run(self) -> None:
+        """Raises EngineError when the engine cannot be started, or has died too often."""
+        deaths, served = 0, 0
+        while True:
+            try:
+                await self._live()
+            except BackendDied as end:
+                death = BackendDied(self._replaced) if self._replaced else end
+                deaths = 1 if self.served > served else deaths + 1
+                served = self.served
+                if deaths > self._restarts:
+                    raise EngineError(f"{death}\nIt was started {deaths} times and ended each time.") from death
+                logger.warning("%s\nIt is started again.", death)
+            finally:
+                self.ready.clear()
+                await self._end()
+
+    async def _live(self) -> None:
+        self._replaced = ""
+        self.host, self.process = await self._launch()
+        await self._bring(self)
+        self.ready.set()
+        logger.info("%s samples", self.host)
+        await self.process.watch()
+
+    async def _end(self) -> None:
+        process, self.process = self.process, None
+        host, self.host = self.host, None
+        if process is not None:
+            with suppress(AgentLightningError):
+                await process.close()
+        if host is not None:
+            await self._leave(host)
+            host.end()

@@ -1,11 +1,8 @@
 """The process on a machine of the cluster in which an engine or a rank of the learner lives, as a Ray actor.
 
-Ray starts it and says when it ended; what it computes it is told over a socket, as the embedded backend's processes
-are. Files go through Ray's object store.
-
-Which processes share a machine's files: those that find the same word in the same folder.
-
-An address does not say it: containers with a network in common have folders of their own.
+Ray starts it and reports its end; its work comes over a socket, as it does to the embedded backend's processes, and
+files go through Ray's object store. Processes share a machine's files if they find the same word in the same folder: an
+address does not show that, as containers with a network in common have folders of their own.
 """
 
 from __future__ import annotations
@@ -128,15 +125,15 @@ class Host:
 
 
 class LearnerRank(Host):
-    """So that Ray shows what it is."""
+    """A rank of the learner. The name of the class is what Ray's pages show."""
 
 
 class Porter(Host):
-    """It computes nothing: it is there for the files on its machine."""
+    """A process that computes nothing: it is there for the files on its machine."""
 
 
 class EngineProcess(Host):
-    """So that Ray shows what it is."""
+    """An engine. The name of the class is what Ray's pages show."""
 
 
 def _read(sock: socket.socket, count: int) -> bytes:
@@ -146,17 +143,17 @@ def _read(sock: socket.socket, count: int) -> bytes:
     return data
 
 
-_NAME = ".machine"
+_MACHINE_FILE = ".machine"
 
 
 def _machine_of(folders: Iterable[Path]) -> str:
-    """A word that all processes find which see the very same folders, made by the first of them."""
+    """A word that is the same for all processes which see the very same folders; the first of them makes it."""
     return "-".join(_word_in(folder) for folder in folders)
 
 
 def _word_in(folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
-    fresh, kept = folder / f"{_NAME}-{secrets.token_hex(8)}", folder / _NAME
+    fresh, kept = folder / f"{_MACHINE_FILE}-{secrets.token_hex(8)}", folder / _MACHINE_FILE
     fresh.write_text(secrets.token_hex(8))
     with suppress(FileExistsError):  # a link appears whole, and never in place of another one
         os.link(fresh, kept)

@@ -1,15 +1,13 @@
 """A policy's `Engine`: token ids to a vLLM server and back, with log-probs, weight versions and a second try.
 
-Plain log-probs of tokens that were drawn from a restricted distribution (top_p, top_k, min_p, a grammar).
-
 vLLM gives the log-prob of a token under the distribution it was drawn from: with nothing restricted that is the plain
-softmax at the request's temperature, otherwise the renormalised rest. Then the tokens are scored again, by the same
-server under the same weights, in one request whose prompt is prompt and response: vLLM gives the log-probs of a
-prompt's tokens, at temperature 1.
+softmax at the request's temperature, otherwise (top_p, top_k, min_p, a grammar) the renormalised rest. In that case the
+tokens are scored again for their plain log-probs, by the same server under the same weights, in one request whose
+prompt is prompt and response: vLLM gives the log-probs of a prompt's tokens, at temperature 1.
 
-At another temperature T the plain log-prob of x is log p(x) / T − log Z with Z = Σ p(v)^(1/T). Z is had from any token
-of which both are known, so every place is asked for its most probable next token at T: a one-token request each, whose
-prompt the prefix cache holds.
+At another temperature T the plain log-prob of x is log p(x) / T − log Z with Z = Σ p(v)^(1/T). Z follows from any token
+of which both are known, so every position is asked for its most probable next token at T: a one-token request each,
+whose prompt the prefix cache holds.
 
 Shape letter: T sampled tokens.
 """
@@ -190,7 +188,7 @@ def _refuse_other(versions: Sequence[tuple[int, int, int]], wanted: int) -> None
 
 
 _AT_ONCE = 32
-"""Tokens that are asked for at the same time."""
+"""How many tokens are asked for at the same time."""
 
 _Generate = Callable[[Mapping[str, Any]], Awaitable[WireAnswer]]
 """Asks the server and adapter that sampled; the body has `token_ids` and `sampling_params`."""

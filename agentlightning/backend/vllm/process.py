@@ -1,6 +1,5 @@
-"""One vLLM server of ours, from its start to its end: its command, its log in the run's folder, its last words.
-
-How a vLLM server is started for a policy: arguments and environment. Pure.
+"""One vLLM server of ours, from its start to its end: its arguments and environment, its log in the run's folder, its
+last words.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from agentlightning.errors import EngineError
 from agentlightning.files import open_private
 
 _WORDS = 20
-"""How many lines of its log a dead server is quoted with."""
+"""How many lines from the end of its log the error about a dead server quotes."""
 _TAIL_BYTES = 16_384
 _STOP_SECONDS = 15.0
 LOOPBACK = "127.0.0.1"
@@ -35,7 +34,7 @@ class VLLMProcess(Protocol):
 
     log: Path
     ended: asyncio.Future[EngineError]
-    """Done when it has ended, with how, as an error that can be raised: BackendDied where what it ran on is gone."""
+    """Done when the server has ended, with an error that says how: BackendDied where what it ran on is gone."""
 
     async def last_words(self) -> str:
         """The end of what it wrote, for an error's message."""
@@ -111,7 +110,7 @@ class ServerProcess:
 
 
 def _cause_last(lines: Sequence[str]) -> list[str]:
-    """Without the empty lines and the arrows under a traceback's code, so that more of the cause is to be seen."""
+    """The lines without empty ones and the arrows under a traceback's code, so that more of the cause is seen."""
     return [line for line in lines if line.strip(" ^~") and not line.rstrip().endswith(("^", "~"))]
 
 
@@ -125,14 +124,14 @@ def free_port(host: str = LOOPBACK) -> int:
 _WORKER = "agl_vllm_worker.Publication"
 """What vLLM mixes into its workers; its file is in `_WORKER_FOLDER`."""
 _KEY_CHECK = "agl_vllm_worker.KeyCheck"
-"""What its HTTP server asks first."""
+"""The middleware that its HTTP server asks first."""
 _WORKER_FOLDER = Path(__file__).parent / "worker"
 
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM makes room for."""
+"""What vLLM takes as its largest rank of adapters."""
 
 _KEEP_ALIVE_SECONDS = 300
-"""How long a server keeps idle connections: longer than whoever asks it uses them."""
+"""How long a server keeps idle connections: longer than its clients do."""
 
 _MAX_LOGPROBS = MAX_TOP_LOGPROBS + 1
 """The sampled token counts as one."""
@@ -151,7 +150,7 @@ class ServerContent:
     lora_rank: int | None = None
     """Of the adapters; None: all weights are trained."""
     adapters: int = 0
-    """How many policies have one."""
+    """How many policies have an adapter."""
     contexts_bytes: int | None = None
     """Memory for contexts on a CPU; None: vLLM takes a share of the machine's."""
 

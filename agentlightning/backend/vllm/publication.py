@@ -1,14 +1,12 @@
 """How weights get from the learner to the servers: as an adapter under a new name, or all of them in place of the old.
 
-Both go through a directory (shared memory where there is some) that a `WeightExchange` brings to where the servers are.
-What is current is kept there, so that a server that starts again can be given it.
+Both go through a directory (in shared memory where there is some) that a `WeightExchange` brings to the machines of the
+servers. The current weights are kept there, so that a server that starts again can be given them.
 
     adapter       a new name and a new directory for each version; requests under way finish with the adapter that they
                   began with, and the one before the last is unloaded. Nothing waits.
-    all weights   requests under way finish or are held, the server takes the weights in place and forgets all contexts,
-                  new tokens carry the new version, what was held goes on.
-
-`Gate`: who may sample while weights change. Requests enter and leave; whoever changes weights closes it.
+    all weights   requests under way finish or are held (`Gate`), the server takes the weights in place and forgets all
+                  contexts, new tokens carry the new version, and what was held goes on.
 """
 
 from __future__ import annotations
@@ -223,8 +221,9 @@ async def timed(replica: Replica, taking: Awaitable[object]) -> None:
 
 
 async def for_all(replicas: Sequence[Replica], change: Callable[[Replica], Awaitable[object]]) -> None:
-    """A replica that is lost meanwhile, or does not do it while others do, is left to whoever looks after it: it gets
-    what is current before it samples, or is replaced. Raises what they failed with where all fail that are there."""
+    """Change all replicas. One that is lost meanwhile, or fails while others do not, is left to whoever looks after it:
+    it gets the current weights before it samples, or is replaced. Raises the error where all that are alive fail.
+    """
 
     async def one(replica: Replica) -> EngineError | ModelError | None:
         try:
@@ -244,7 +243,7 @@ async def for_all(replicas: Sequence[Replica], change: Callable[[Replica], Await
 
 
 class Gate:
-    """Open at first. Closing it lets nobody in; those who are inside go on."""
+    """Who may sample while weights change. Open at first; closing it lets no request in, and those inside go on."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Condition()
@@ -253,7 +252,7 @@ class Gate:
 
     @asynccontextmanager
     async def inside(self, *, must_finish: bool) -> AsyncIterator[None]:
-        """Wait until it is open. With `must_finish` weights change only after the block."""
+        """Wait until the gate is open. With `must_finish` weights change only after the block."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._closed)
             self._must_finish += must_finish
@@ -265,19 +264,19 @@ class Gate:
                 self._changed.notify_all()
 
     async def close(self) -> None:
-        """Let nobody in. As often as it was closed it must be opened."""
+        """Let no request in. Each `close` needs an `open`."""
         async with self._changed:
             self._closed += 1
 
     async def open(self) -> None:
-        """Undo one `close`; more than were closed change nothing."""
+        """Undo one `close`; without one it changes nothing."""
         async with self._changed:
             self._closed = max(0, self._closed - 1)
             self._changed.notify_all()
 
     @asynccontextmanager
     async def closed(self) -> AsyncIterator[None]:
-        """Nobody enters during the block, and those who must finish have done so before it."""
+        """No request enters during the block, and those that must finish have done so before it."""
         await self.close()
         try:
             async with self._changed:

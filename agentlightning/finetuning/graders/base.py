@@ -1,6 +1,5 @@
-"""What every grader is: a name, what it was made from, and `grade`.
-
-Templates of graders: `{{ item.answer }}`, `{{ sample.output_json.steps[0] }}`. Data is looked up, never run.
+"""What every grader is (a name, the JSON it was read from, and `grade`), and the templates that graders fill: `{{
+item.answer }}`, `{{ sample.output_json.steps[0] }}`. Templates look data up and never run it.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class GraderFailed(Exception):
         super().__init__(why)
         self.errors = Errors.of(flag, why)
         self.score = score
-        """What asking models took."""
+        """What the grader found until then, for the tokens of models that it asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +65,7 @@ class Grader(ABC):
 
     @property
     def models(self) -> frozenset[str]:
-        """The models that it asks, by name."""
+        """The names of the models that the grader asks."""
         return frozenset()
 
     @abstractmethod
@@ -157,7 +156,7 @@ def _short(value: Any) -> str:
 
 
 _PLACE = re.compile(r"\{\{((?:(?!\{\{|\}\}).)*)\}\}", re.DOTALL)
-"""Linear in the text, whatever is in it."""
+"""A variable in a template. Matching takes time linear in the text, whatever is in it."""
 _STEP = re.compile(r"""\s*(?:\.\s*([\w-]+)|\[\s*(?:(\d+)|'([^']*)'|"([^"]*)")\s*\])""")
 _OF_SAMPLE = ("output_text", "output_json", "output_tools", "choices")
 
@@ -167,7 +166,7 @@ _Path = tuple[str | int, ...]
 
 
 class MissingVariable(LookupError):
-    """A template names what is not there; `of_output`: because the output is no JSON."""
+    """A template names a variable that is not there; `of_output`: because the output is no JSON."""
 
     def __init__(self, written: str, of_output: bool) -> None:
         super().__init__(

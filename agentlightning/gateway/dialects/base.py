@@ -1,8 +1,7 @@
-"""The seam of a wire format: bodies to requests, replies to bodies, streams to server-sent events. Pure, no I/O.
+"""The seam of a wire format: bodies to requests, replies to bodies, streams to server-sent events; and `Paths`, which
+finds the dialect that answers a request's path. Pure, no I/O.
 
 A new wire format is one file and one entry in `dialects.DIALECTS`, or one object given to `Gateway(dialects=…)`.
-
-Which dialect the path of a request speaks. Paths are those that a dialect names, with or without parts that vary.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Unavailable:
     """A field that is known and cannot be honoured. The rest of the request goes on without it, unless it needs it."""
 
     why: str
-    """And what to do about it, for people."""
+    """The reason, and what to do about it, for people."""
     neutral: tuple[Any, ...] = ()
     """Values that change nothing."""
     needed: bool = False
@@ -77,7 +76,7 @@ class Fields:
 
 @dataclass(frozen=True)
 class Kinds:
-    """What a wire format makes of objects that tell by a field of theirs what they are: parts, tools, items."""
+    """What a wire format makes of objects with a field that names their kind: parts, tools, items."""
 
     known: Mapping[str, Fields]
     """The fields of each kind that is honoured."""
@@ -86,12 +85,12 @@ class Kinds:
     harmless: tuple[str, ...] = ()
     """Kinds that are left out and never meant to change an answer."""
     by: str = "type"
-    """The field that tells the kind."""
+    """The field that names the kind."""
     default: str | None = None
-    """The kind of an object that does not tell."""
+    """The kind of an object without that field."""
 
     def why(self, kind: Any) -> str | None:
-        """Why a kind is not to be had; None for one that is, or is unknown."""
+        """Why a kind is unavailable; None for one that is available or unknown."""
         if not isinstance(kind, str):
             return None
         return next((why for name, why in self.unavailable.items() if fnmatchcase(kind, name)), None)
@@ -105,9 +104,9 @@ class Dialect(ABC):
     """
 
     name: ClassVar[str]
-    """Stands in the records of calls."""
+    """The name in the records of calls."""
     title: ClassVar[str]
-    """For people."""
+    """The name for people."""
     paths: ClassVar[tuple[str, ...]]
     """Without /v1, for example ("/chat/completions",). What stands in braces may be anything: "/models/{model}:answer".
     """
@@ -282,12 +281,12 @@ class DialectRoute(NamedTuple):
     """Whether the tokens of the request are counted instead of answering it."""
 
     def read(self, body: Body) -> Body:
-        """The request with what its URL says."""
+        """The request, with what its URL says added to the body."""
         return self.dialect.located(body, self.path, self.query)
 
 
 class Paths:
-    """The paths of dialects, and those of others that are left. Raises `ConfigError` if two dialects claim one."""
+    """The paths of dialects, and those of `others` that they leave. Raises `ConfigError` if two dialects claim one."""
 
     def __init__(self, dialects: Sequence[Dialect], others: Sequence[Dialect] = ()) -> None:
         self._exact: dict[str, tuple[Dialect, bool]] = {}
@@ -299,7 +298,7 @@ class Paths:
 
     @property
     def known(self) -> list[str]:
-        """All of them, as the dialects write them."""
+        """All paths, as the dialects write them."""
         return list(self._exact)
 
     def find(self, path: str, query: str = "") -> DialectRoute | None:

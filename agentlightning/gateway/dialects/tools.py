@@ -43,12 +43,12 @@ def flat_name(namespace: Any, name: Any) -> Any:
 
 
 def text_function(name: str, tool: Mapping[str, Any]) -> Tool:
-    """The function for a tool that takes a free text. The grammar of the text, if it has one, is told to the model."""
+    """The function for a tool that takes a free text. The text's grammar, if any, is described to the model."""
     argument = {"type": "string"}
     given = typed(tool, "format", dict, {})
-    described = typed(given, "grammar", dict, given)
-    if isinstance(definition := described.get("definition"), str):
-        argument["description"] = f"A text by this {described.get('syntax') or ''} grammar:\n{definition}"
+    grammar = typed(given, "grammar", dict, given)
+    if isinstance(definition := grammar.get("definition"), str):
+        argument["description"] = f"A text by this {grammar.get('syntax') or ''} grammar:\n{definition}"
     parameters = {"type": "object", "properties": {INPUT: argument}, "required": [INPUT]}
     described = {"description": tool["description"]} if isinstance(tool.get("description"), str) else {}
     return {"type": "function", "function": {"name": name, **described, "parameters": parameters}}

@@ -1,8 +1,7 @@
-"""Answers that clients of no rollout may go on from: by the id of a response, for a while, and only so many.
+"""Answers that a later request may go on from by the id of a response: `RecentAnswers` of clients that belong to no
+rollout, for a while and only so many, and `Answered` those of one attempt, as bytes, the latest ones.
 
-An id is a capability: it is long and random. Who sent another key with the request that it answered does not find it.
-
-The conversations that stateful requests may refer to by the id of a response: as bytes, the latest ones.
+An id is a capability: it is long and random, and a client finds it only with the key that it sent for that response.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class RecentAnswers:
         self._held = 0
 
     def of(self, key: bytes, session: str = "") -> OwnAnswers:
-        """Those of the clients that send this key; what is added is an answer of this session."""
+        """The answers of the clients that send this key; what is added belongs to this session."""
         return OwnAnswers(self, hashlib.blake2b(key, digest_size=16).digest(), session)
 
     def find(self, owner: bytes, response_id: str) -> Messages | None:
@@ -79,7 +78,7 @@ class RecentAnswers:
         return [response_id for whose, response_id in self._kept if whose == owner]
 
     def _forget_old(self) -> None:
-        """They are kept equally long, so the first one is the next to go."""
+        """Forget what is too old or too much. All are kept equally long, so the first one is the next to go."""
         now = self._clock()
         while self._kept:
             key, first = next(iter(self._kept.items()))
@@ -89,7 +88,7 @@ class RecentAnswers:
 
 
 class OwnAnswers(MutableMapping[str, Messages]):
-    """Those of one owner."""
+    """The recent answers of one owner."""
 
     def __init__(self, answers: RecentAnswers, owner: bytes, session: str) -> None:
         self._answers = answers
@@ -129,8 +128,8 @@ _MOST_LEFT = 4096
 
 
 class Answered(MutableMapping[str, list[Message]]):
-    """By response. Those that were not used for longest leave when all together are larger than `most` bytes, or when
-    there is too much of what is `shared` with other attempts.
+    """One attempt's conversations by the id of their response. The least recently used leave when all are larger than
+    `most` bytes, or when there is too much of what is `shared` with other attempts.
     """
 
     def __init__(self, most: int = 16 * 2**20, shared: Shared | None = None) -> None:
@@ -168,7 +167,7 @@ class Answered(MutableMapping[str, list[Message]]):
         return len(self._held)
 
     def leave_one(self, current: str | None) -> bool:
-        """Let the response not used for longest leave, unless it is the current one; whether one left."""
+        """Let the least recently used response leave, unless it is the current one; whether one left."""
         oldest = next(iter(self._held), current)
         if oldest is None or oldest == current:
             return False
@@ -179,7 +178,7 @@ class Answered(MutableMapping[str, list[Message]]):
         return True
 
     def forget(self) -> None:
-        """Let all go that is shared with other attempts."""
+        """Count no longer among what is shared with other attempts."""
         if self._shared is not None:
             self._shared.forget(self)
             self._shared = None
@@ -190,6 +189,6 @@ class Answered(MutableMapping[str, list[Message]]):
             self._shared.count(self, more)
 
     def take_missed(self) -> str | None:
-        """The response that was asked for last although it had left, once."""
+        """The response that was last asked for although it had left; None when it was taken before."""
         missed, self._missed = self._missed, None
         return missed

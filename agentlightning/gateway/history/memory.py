@@ -1,9 +1,9 @@
-"""What one session may hold, and what leaves it first: the branches that nobody asked for longest. The store has them.
+"""What one session may hold, and what leaves it first: the least recently used branches. The store has them all.
 
 A branch is what ends with one message and no other shares. It leaves with its messages and its tokens; of its answers
 the digest of the way to each and the id of its call stay, so that a request that goes on from one has it read back.
 
-What all attempts may hold of a gateway's memory together, and who gives something up where that is too much.
+`Shared` bounds what all attempts hold together, and picks who gives something up where that is too much.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentlightning.gateway.history.tree import DIGEST, Entry, MessageKeys, Piec
 
 _ARRAY_BYTES = 4
 _MESSAGE_BYTES, _PIECE_BYTES = 900, 400
-"""Of a message and of a piece without what they say, as measured."""
+"""The measured size of a message and of a piece without their content."""
 MOST_LEFT = 4096
 """Calls that have left and can be found again."""
 
@@ -40,11 +40,11 @@ class Memory:
         self.roots: dict[bytes, Entry] = {}
         """By the digest of the tools and of the chat template's arguments."""
         self.pieces: list[Piece] = []
-        """Those that no tokens precede."""
+        """The pieces that no tokens precede."""
         self.seen: dict[bytes, int] = {}
-        """How many messages that are held have a `similar_key`."""
+        """By `similar_key`, how many messages that are held have it."""
         self._ends: OrderedDict[Entry, None] = OrderedDict()
-        """What branches end with, the one not used for longest first."""
+        """The last messages of branches, the least recently used first."""
         self._left: OrderedDict[bytes, str] = OrderedDict()
         self.messages = 0
         self.bytes = 0
@@ -76,7 +76,7 @@ class Memory:
             self._shared.trim(self, current)
 
     def leave_one(self, current: Entry | None) -> bool:
-        """Let the branch not used for longest leave, unless it is the current one; whether one left."""
+        """Let the least recently used branch leave, unless it is the current one; whether one left."""
         oldest = next(iter(self._ends), current)
         if oldest is current or oldest is None:
             return False
@@ -164,7 +164,7 @@ class Memory:
 
 
 def _way_to(entry: Entry) -> bytes:
-    """As `Memory.left` makes it of a request's messages."""
+    """The digest of an entry's way, as `Memory.left` computes it from a request's messages."""
     ways = list(_upwards(entry))
     return hashlib.blake2b(b"".join(reversed(ways)), digest_size=DIGEST).digest()
 
@@ -186,34 +186,34 @@ def _size(piece: Piece) -> int:
 
 
 class Holder(Protocol):
-    """What counts its bytes and can give some up, the part not used for longest first: the store has it all."""
+    """Counts its bytes and can give some up, the least recently used part first: the store has it all."""
 
     @property
     def bytes(self) -> int: ...
 
     def leave_one(self, current: Any) -> bool:
-        """Let the part not used for longest leave, unless it is the current one; whether one left."""
+        """Let the least recently used part leave, unless it is the current one; whether one left."""
         ...
 
 
 class Shared:
-    """What holders may hold together. Who holds most gives up first, so that one that holds little loses nothing to
-    others that hold much.
+    """What holders may hold together. The one that holds most gives up first, so that those that hold little lose
+    nothing to others that hold much.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.bytes = 0
         self._holders: dict[int, Holder] = {}
-        """By identity."""
+        """By their identity."""
 
     def count(self, holder: Holder, more: int) -> None:
-        """So many bytes more are held, or less."""
+        """The holder has so many bytes more, or less if negative."""
         self.bytes += more
         self._holders[id(holder)] = holder
 
     def forget(self, holder: Holder) -> None:
-        """It holds nothing any more."""
+        """The holder has nothing any more."""
         if self._holders.pop(id(holder), None) is not None:
             self.bytes -= holder.bytes
 

@@ -1,13 +1,11 @@
 """A session: the tree of message histories that one attempt was served, with their exact tokens.
 
 The invariant: a request that extends a known history gets the tokens of that history unchanged, followed by the tokens
-of its new messages. Any other request is rendered anew, shares the longest prefix of known tokens, and says why it
-diverged.
+of its new messages. Any other request is rendered anew, shares the longest prefix of known tokens, and gets a cause for
+why it diverged, as far as its messages show one.
 
 Two trees, both grown only: *entries* arrange messages (which request extends which history), *pieces* arrange tokens
 (which tokens precede which). A *turn* ties a served call to both. Pure: no I/O, no clock.
-
-Why a request does not continue a known history, as far as its messages say. Pure.
 """
 
 from __future__ import annotations
@@ -351,7 +349,7 @@ class Session:
 
 
 _MOST_PROMPTS = 8
-"""System prompts that a new one is compared with, the latest ones."""
+"""How many of the latest system prompts a new one is compared with."""
 
 
 def _cause_of(keys: MessageKeys, root: Entry, roots: Collection[Entry], walk: Walk, seen: Collection[bytes]) -> str:
@@ -383,8 +381,8 @@ def _cause_of(keys: MessageKeys, root: Entry, roots: Collection[Entry], walk: Wa
 
 
 def _is_edited(prompt: str, roots: Collection[Entry]) -> bool:
-    """Whether a system prompt is a known one that was edited, and not another agent's: one that writes a title, a
-    member of a team, or one that was handed over to has a prompt that says something else.
+    """Whether a system prompt is a known one that was edited, and not another agent's: the prompt of an agent that
+    writes a title, is a member of a team or took over says something else.
     """
     known = [entry.text for root in roots for entry in islice(reversed(root.systems), _MOST_PROMPTS)]
     return any(_alike(prompt, text) for text in known if text is not None)
@@ -401,7 +399,7 @@ def _alike(a: str, b: str) -> bool:
 
 
 def _largest(n: int, holds: Callable[[int], bool]) -> int:
-    """The largest number up to n for which a test holds that holds for all smaller ones."""
+    """The largest number up to n that passes a test; every smaller number passes it too."""
     low = 0
     while low < n:
         middle = (low + n + 1) // 2

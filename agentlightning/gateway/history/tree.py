@@ -1,6 +1,5 @@
 """The two trees of a session: entries arrange messages, pieces arrange tokens; a turn ties a served call to both.
-
-Keys of messages: equal where two messages say the same, so that a request is matched to a known history. Pure.
+Messages are found by keys, which are equal where two messages say the same. Pure.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Turn:
 
 
 _NONE: Any = MappingProxyType({})
-"""What most messages have of most things, and share."""
+"""The empty mapping that most messages share for most of their fields."""
 
 
 @dataclass(slots=True, eq=False)
@@ -183,8 +182,8 @@ DIGEST = 16
 
 
 def _exact_key(message: Message) -> bytes:
-    """Equal for messages that say the same in the same words, whatever was thought before them; the white space of
-    tool-call JSON does not count.
+    """Equal for messages that say the same in the same words. Reasoning does not count, nor does white space in the
+    JSON of tool calls.
     """
     calls = [(c["id"], *_call(c)) for c in message.get("tool_calls", ())]
     return digest((message["role"], message["content"], calls, message.get("tool_call_id"), message.get("name")))

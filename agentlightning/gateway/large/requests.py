@@ -1,11 +1,10 @@
-"""What the gateway asks for with large requests. Where the process cannot do it, a thread does.
+"""What the gateway asks its process for large requests: to read, tokenise and measure what would hold up the event
+loop.
 
-The process loads renderings by their source and knows the dialects that ship. A rendering or a dialect of somebody's
-own lives in the gateway's process only: with those a large request takes the interpreter from the others now and then.
-
-The process for large requests, as the gateway sees it. It answers one question at a time.
-
-Who waits for an answer in vain is told so, and may ask again.
+The process answers one question at a time; a client whose question it could not answer gets an error that says so, and
+may ask again. It loads renderings by their source and knows the dialects that ship. A rendering or a dialect of
+somebody's own lives in the gateway's process only: there a thread does the work, which takes the interpreter from the
+others now and then.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ from agentlightning.types.arrays import Int32Array, int32_array, int32_bytes
 logger = logging.getLogger(__name__)
 
 _MOST_WANTED = 8
-"""Earlier answers that the process is given for a request. One that refers to more is read here."""
+"""Earlier answers that the process is given for a request. A request that refers to more is read in this process."""
 
 
 class LargeRequests:
@@ -207,7 +206,7 @@ def sent_prompts(prompts: Sequence[Injected]) -> Sequence[PromptFields]:
 
 
 def _sent(prompt: Injected) -> PromptFields:
-    """Without what a type of the user's own may add."""
+    """A prompt without the fields that a type of the user's own may add."""
     kind, known = next((kind, known) for kind, known in KINDS.items() if isinstance(prompt, known))
     fields = prompt.model_dump(mode="json").items()
     return PromptFields(kind, {name: value for name, value in fields if name in known.model_fields})
@@ -218,7 +217,7 @@ _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PAR
 
 
 class _Limit(NamedTuple):
-    """How long the answer to one question may take, and the setting that says so."""
+    """How long the answer to one question may take, and the setting behind that."""
 
     seconds: float
     name: str
@@ -228,10 +227,10 @@ _LOADING = _Limit(120.0, "to load a model's tokenizer")
 
 
 class _LargeProcess:
-    """Asked by `ask`, from one event loop; `close` ends it."""
+    """The process, asked from one event loop by `ask` and ended by `close`."""
 
     def __init__(self, limits: RequestLimits, charge: Callable[[Hashable, float], None] = lambda *_: None) -> None:
-        """`charge` is told how long the process was busy with a question, and whose it was."""
+        """`charge` is called with the owner of each question and the seconds that the process was busy with it."""
         self._limits = limits
         self._charge = charge
         self.helper = Supervisor("agentlightning.gateway.large", _ENVIRONMENT, stop=encoded(StopAnswering()))
@@ -323,7 +322,7 @@ def _not_started(error: OSError) -> Refusal:
 
 def _lost(lost: HelperLost, question: Question) -> Refusal:
     logger.error("The gateway's process for large requests ended %s. The next large request starts it again.", lost)
-    if isinstance(question, MakeGrammar):  # it would end it again
+    if isinstance(question, MakeGrammar):  # the same schemas would end the process again
         return Refusal(
             "The JSON schemas that the response must follow are too large or too complex to make a grammar of. "
             "Simplify them.",

@@ -4,10 +4,9 @@ Messages have the conventions' shape: `[{"role": …, "parts": [{"type": "text",
 messages are only those since the call that is continued; the tool definitions are on the first call of a history. Both
 are with the first choice of a response only; the others name its call.
 
-What another provider was asked and what it said, read from the bodies that went through. Pure.
-
-So that its calls, too, can be read as conversations and joined with the spans of frameworks. What cannot be read (an
-image, a body that was cut off, fields of the provider's own) is left out; the span keeps the bodies as they were.
+Calls that another provider answered are read from the bodies that went through, so that they, too, can be read as
+conversations and joined with the spans of frameworks. What cannot be read (an image, a body that was cut off, fields of
+the provider's own) is left out; the span keeps the bodies as they were.
 """
 
 from __future__ import annotations
@@ -264,7 +263,7 @@ def _parts(message: Message) -> dict[str, Any]:
 
 
 def message_of(shaped: dict[str, Any]) -> Message:
-    """The neutral message that `_parts` gave this shape to."""
+    """The neutral message of this shape: undoes `_parts`."""
     message: Message = {"role": shaped["role"], "content": ""}
     calls = []
     for part in shaped["parts"]:
@@ -293,7 +292,7 @@ _Body = dict[str, Any]
 
 
 class ForwardedMessages(msgspec.Struct, frozen=True, kw_only=True):
-    """A forwarded call, as far as it can be read."""
+    """The conversation of a forwarded call, as far as it can be read."""
 
     messages: Sequence[Message] = ()
     tools: Sequence[Tool] | None = None
@@ -306,7 +305,7 @@ def read_forwarded(dialect: Dialect, request: Mapping[str, Any], answer: _Body) 
     """Read a request and its answer."""
     core = {name: request[name] for name in dialect.conversation_fields if name in request}
     try:
-        if not core or request.get("previous_response_id"):  # the provider knows more than is said here
+        if not core or request.get("previous_response_id"):  # the provider knows more of the conversation
             return ForwardedMessages(answer=answer)
         parsed = dialect.parse({"model": "any", **core}, {})
         answer_message = dialect.answer_message(answer) if answer else None
@@ -316,7 +315,7 @@ def read_forwarded(dialect: Dialect, request: Mapping[str, Any], answer: _Body) 
 
 
 def answer_in(dialect: Dialect, response: bytes) -> _Body:
-    """The bytes of an answer as one object; empty if they are none."""
+    """The bytes of an answer as one object; empty if they are no JSON."""
     found = _parsed(response)
     try:
         if not isinstance(found, dict):
@@ -333,7 +332,7 @@ def _events(response: bytes) -> list[_Body]:
 
 
 def _parsed(text: bytes) -> Any:
-    """What JSON says; None for anything else."""
+    """The value of a JSON text; None for anything else."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):

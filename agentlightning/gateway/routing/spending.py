@@ -1,15 +1,12 @@
 """What calls of other providers use and cost, and how much of it is allowed: of one rollout, and of all together.
 
-Tokens are those that the provider's answer tells; an answer that tells none is counted by its length. A call is let
+Tokens are those that the provider's answer reports; an answer without them is counted by its length. A call is let
 through while its limits are not reached. What calls at the same time may use together is estimated before they are
 sent: one that is not expected to fit waits until others have ended, and is then let through or refused.
 
-What calls that are under way may use of the limits that all rollouts share, so that together they stay within them.
-
-One attempt's calls count for at most half of what is left, however much they ask for: others need not wait for them.
-Of attempts that ask for more than that there is one at a time, so what may be used beyond a limit is what one may use.
-
-Structs that users make: a field that does not exist is refused with the one that was probably meant.
+`Reservations` keeps calls that are under way within the limits that all rollouts share. One attempt's calls count for
+at most half of what is left, however much they ask for, so that others need not wait for them. Only one attempt at a
+time may ask for more than that, so what may be used beyond a limit is what one attempt may use.
 """
 
 from __future__ import annotations
@@ -31,14 +28,14 @@ from agentlightning.types.call import Spent
 from agentlightning.types.names import CHAT, COST, EMBEDDINGS
 
 ESTIMATED = "agentlightning.usage.estimated"
-"""On calls whose tokens the provider did not tell."""
+"""On calls whose tokens the provider did not report."""
 _BYTES_PER_TOKEN = 4
 _ANSWER_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-"""How requests say how long an answer may be."""
+"""Fields in which requests limit the length of an answer."""
 _MOST = 2**31
-"""No call has so many tokens; of larger numbers no cost could be made."""
+"""No call has so many tokens; larger numbers have no meaningful cost."""
 _ANSWER_TOKENS = 1000
-"""Expected of an answer where the request does not say, until there has been one."""
+"""Expected of an answer without a limit, until one has been measured."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +49,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def reported(cls, answer: Mapping[str, Any]) -> Usage | None:
-        """What a provider's answer says; None if it says nothing. Anthropic counts cached tokens beside the others."""
+        """The usage in an answer; None if it reports none. Anthropic counts cached tokens beside the others."""
         usage = answer.get("usage")
         if not isinstance(usage, dict):
             return None
@@ -68,13 +65,13 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def guessed(cls, request: str, answer: bytes) -> Usage:
-        """From the lengths of both bodies."""
+        """An estimate from the lengths of both bodies."""
         sizes = (-(-len(text) // _BYTES_PER_TOKEN) for text in (request, answer))
         return cls(input=next(sizes), output=next(sizes), estimated=True)
 
     @classmethod
     def expected(cls, request: Mapping[str, Any], size: int, answer: int) -> Usage:
-        """Of a request of `size` bytes before it is sent, with `answer` tokens where it sets no limit to them."""
+        """What a request of `size` bytes is expected to use, with `answer` tokens where it sets no limit to them."""
         limits = [found for name in _ANSWER_LIMITS if (found := _number(request, name)) > 0]
         choices = max(1, _number(request, "n"))
         return cls(input=-(-size // _BYTES_PER_TOKEN), output=choices * min(limits, default=answer), estimated=True)
@@ -106,7 +103,7 @@ class _NamedFields(type(msgspec.Struct)):
 
 
 class RoutingSettings(msgspec.Struct, metaclass=_NamedFields, frozen=True, kw_only=True):
-    """Fields are given by name."""
+    """Settings that users make. A field that does not exist is refused with the one that was probably meant."""
 
 
 class TokenPrice(RoutingSettings, frozen=True, kw_only=True):
@@ -152,7 +149,7 @@ class SpendingLimits(RoutingSettings, frozen=True, kw_only=True):
                 raise ConfigError(f"The limit {name} of a provider must be above 0, and is {value}.")
 
     def reached(self, spent: Spent, *, run: bool) -> str | None:
-        """The name of the limit that has been reached, with what it says."""
+        """The limit that has been reached, with its value and what is used; None while none is."""
         for name, used in (("calls", spent.calls), ("tokens", spent.tokens), ("cost", spent.cost)):
             limit = getattr(self, f"run_{name}" if run else name)
             if limit is not None and used >= limit:
@@ -257,12 +254,12 @@ class Account:
 
 
 _SHARE = 2
-"""One part of so many, of what is left, is the most that counts for one attempt."""
+"""What is left is divided by this for the most that counts for one attempt."""
 _WITHOUT_LIMIT = 2**62
 
 
 class Reservations:
-    """What each attempt's open calls are expected to use, and what of it counts. A limit may be None."""
+    """What each attempt's open calls are expected to use, and how much of it counts. A limit may be None."""
 
     def __init__(self, tokens: int | None, cost: float | None) -> None:
         self._most = Spent(tokens=_WITHOUT_LIMIT if tokens is None else tokens, cost=inf if cost is None else cost)
@@ -302,7 +299,7 @@ class Reservations:
             self._beyond = attempt
 
     def release(self, attempt: Key, expected: Spent) -> None:
-        """It has ended, and what it used is part of the total."""
+        """A call has ended; what it used is part of the total from now on."""
         own, before = self._open.pop(attempt) - expected, self._held.pop(attempt)
         if own.calls:
             self._open[attempt], self._held[attempt] = own, _lesser(own, before)

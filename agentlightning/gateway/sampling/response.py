@@ -1,6 +1,5 @@
-"""What is taken off a response before it is an answer: stop strings and tokens, and what its client began it with.
-
-A request of several raw prompts: one request for each of them, and one stream for all.
+"""What is taken off a response before it is an answer: stop strings and tokens, and what its client began it with. And
+a request of several raw prompts: one request for each of them, and one stream for all.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def without_stop(ids: Int32Array, stops: Sequence[int]) -> Int32Array:
 
 
 def without_tokens(whole: Chunk) -> Chunk:
-    """What is left of a response that nobody wanted."""
+    """A response without its tokens, for a client that wanted none."""
     none = slice(0, 0)
     return msgspec.structs.replace(
         whole,
@@ -59,7 +58,7 @@ def cut_at_stop(text: str, stop: str | None, shown: bool) -> str:
 
 
 Emit = Callable[[Begin | Delta | Choice], None]
-"""Takes what a stream shows: that it begins, deltas, and each choice when it is whole."""
+"""Takes the events of a stream: its beginning, deltas, and each choice when it is whole."""
 
 
 class ChoiceStream:
@@ -72,7 +71,7 @@ class ChoiceStream:
         self._begun = False
 
     def of_prompt(self, at: int) -> Emit:
-        """Takes what is to be shown of the prompt in this place, and begins the stream if nothing did."""
+        """Takes the events of the prompt in this place; the first one begins the stream."""
         if not self._begun:
             self._begun = True
             self._emit(Begin(self._prompt_tokens))

@@ -1,10 +1,10 @@
-"""How long a request is, as far as that can be said before it is tokenised, and the refusal of one that is too long.
+"""How long a request is, as far as that is known before it is tokenised, the refusal of one that is too long, and
+`Truncation`, which shortens a conversation: the oldest tool results first, then the oldest messages.
 
-Truncating a conversation that is too long for the model: the oldest tool results first, then the oldest messages.
-
-For agents that cannot handle the provider's "context length exceeded". The system prompt, the first question (the task)
-and the last step always stay. Truncations come one after another in a fixed order, and a longer conversation has the
-same first ones: so one that grows is cut in the same places for a while, and its tokens continue. Pure.
+Truncation is for agents that cannot handle the provider's "context length exceeded". The system prompt, the first
+question (the task) and the last step always stay. Truncations come one after another in a fixed order, and a longer
+conversation has the same first ones: so one that grows is cut in the same places for a while, and its tokens continue.
+Pure.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from agentlightning.gateway.exchange import CallRequest, Refusal
 from agentlightning.rendering import Message, Rendering, Tool
 
 LONG = 10_000
-"""Characters from which on a text is tokenised beside the event loop."""
+"""Texts of so many characters or more are tokenised beside the event loop."""
 MANY = 200
-"""Messages of a request from which on they are not handled all at once."""
+"""So many messages or more are not handled all at once."""
 COUNTED = 4
-"""Prompts of so many contexts are still counted, so that an agent knows how much to leave out."""
+"""Prompts up to so many contexts long are counted exactly, so that an agent knows how much to leave out."""
 
 
 def too_long(prompt_tokens: int, max_context: int, *, at_least: bool = False) -> Refusal:
-    """`at_least`: the prompt has more tokens, which nobody counted."""
+    """The refusal. `at_least`: the prompt has more tokens than were counted."""
     return Refusal(
         # The words by which the clients of both providers recognise this error.
         f"prompt is too long: {prompt_tokens} tokens > {max_context} maximum. This model's maximum "
@@ -39,7 +39,7 @@ def too_long(prompt_tokens: int, max_context: int, *, at_least: bool = False) ->
 
 
 def fewest_tokens(request: CallRequest, rendering: Rendering, least: Callable[[], int]) -> int:
-    """A number of tokens that the request's mere length says it has; `least`: see `least_of`."""
+    """A number of tokens that the request has at least, judged by its length; `least`: see `least_of`."""
     tokens = 0
     if len(request.messages) > MANY:
         tokens = least() * sum(bool(m["content"] or m.get("tool_calls")) for m in request.messages)
@@ -47,7 +47,7 @@ def fewest_tokens(request: CallRequest, rendering: Rendering, least: Callable[[]
 
 
 def least_of(rendering: Rendering) -> int:
-    """How many tokens a message has at least, beside what it says, in the model's format."""
+    """How many tokens the model's format adds to each message, at least."""
     user: Message = {"role": "user", "content": "x"}
     answer: Message = {"role": "assistant", "content": "x"}
     alone = len(rendering.render([user], None))
@@ -59,7 +59,7 @@ def least_of(rendering: Rendering) -> int:
 
 
 def size_of(request: CallRequest) -> int:
-    """Characters of a request's texts: no fewer than its tokens say."""
+    """Characters of a request's texts."""
     return length_of(texts_of(request)) if request.size is None else request.size
 
 
@@ -102,7 +102,7 @@ def strings_in(value: Any) -> Iterator[str]:
 
 
 def is_short(messages: Sequence[Message], tools: Sequence[Tool] | None) -> bool:
-    """Whether these are tokenised at once. Reasoning counts here, though a prompt may leave it out."""
+    """Whether the messages are tokenised at once. Reasoning counts here, though a prompt may leave it out."""
     if len(messages) > MANY:
         return False
     left = LONG - sum(len(message.get("reasoning_content") or "") for message in messages)
@@ -114,7 +114,7 @@ def is_short(messages: Sequence[Message], tools: Sequence[Tool] | None) -> bool:
 
 
 _KEPT = 200
-"""How many characters of a tool result stay."""
+"""How many characters of a shortened tool result stay."""
 
 
 class Truncation:
@@ -126,7 +126,7 @@ class Truncation:
         self._head = next((i + 1 for i, m in enumerate(messages) if m["role"] == "user"), 0)
         answers = [i for i in range(self._head, len(messages)) if messages[i]["role"] == "assistant"]
         self._steps = answers[1:]
-        """Where it may go on after its head: at an answer, so that results of calls never come without them."""
+        """Where the conversation may go on after its head: at an answer, so that no result comes without its call."""
 
     def __iter__(self) -> Iterator[tuple[list[Message], dict[str, int]]]:
         """Each way, with how many results it shortens and how many messages it leaves out. Rounded up, so that the

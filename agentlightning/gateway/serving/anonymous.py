@@ -1,18 +1,11 @@
-"""Anonymous access, for clients that belong to no rollout: each of their requests becomes an attempt of its own.
-
-The requests of a session, which its program's header names, are one attempt (`Sessions`). A request may go on from an
-earlier answer by its id (`previous_response_id`, `item_reference`), for a while: it belongs to the session of that one.
-
-For serving models to anybody (`agl serve`, `agl gateway`). Who holds the key of an attempt is let through to it.
-
-Attempts of clients that belong to no rollout: one for each request, or one for all requests of a session.
+"""Anonymous access, for clients that belong to no rollout (`agl serve`, `agl gateway`): each request becomes an attempt
+of its own, or all requests of a session are one. A client with the key of an attempt is let through to that.
 
 A session is named by its program's header (`agent_names.session_name`), or made of a chain of answers of which each
-request names an earlier one. Its requests are calls of one attempt, so that each goes on from the tokens that were
-sampled before it. Who sends another key has another session of that name. An attempt ends when its session was not used
-for a while, when there are too many, or with the server.
-
-Bodies that are read before it is known whose they are, for the ids of earlier answers that they go on from.
+request names an earlier one by its id (`previous_response_id`, `item_reference`); bodies are read ahead for those ids,
+before it is known whose they are. The requests of a session are calls of one attempt, so that each goes on from the
+tokens that were sampled before it. A client with another key has another session of the same name. An attempt ends when
+its session was not used for a while, when there are too many, or with the server.
 """
 
 from __future__ import annotations
@@ -63,13 +56,13 @@ class AttemptGateway(Protocol):
     def key_for(self, rollout_id: str, attempt_id: str) -> str: ...
 
     def opens(self, key: str) -> bool:
-        """Whether it is the key of an attempt here."""
+        """Whether this is the key of an attempt here."""
         ...
 
     def goes_on(self, rollout_id: str, attempt_id: str, answered: MutableMapping[str, list[Message]]) -> None: ...
 
     def dialect_of(self, path: str, query: str) -> Dialect | None:
-        """The wire format of the calls that are sent there; None if none are."""
+        """The wire format of the calls at this path; None if it takes no calls."""
         ...
 
     async def close_attempt(self, rollout_id: str, attempt_id: str) -> Any: ...
@@ -88,8 +81,8 @@ class AnonymousAccess:
         sessions: Sessions | None = None,
     ) -> None:
         """
-        answers: what requests may go on from; an hour's by default.
-        sessions: those that are kept; none by default.
+        answers: The answers that requests may go on from; those of the last hour by default.
+        sessions: How sessions are kept; by default they are not.
         """
         self._sessions = sessions or Sessions()
         self._answers = answers or RecentAnswers()
@@ -113,7 +106,7 @@ class AnonymousAccess:
             return
         dialect = self._gateway.dialect_of(scope["path"], scope["query_string"].decode("latin-1"))
         if dialect is None:
-            await self._gateway.app(scope, receive, send)  # which says what there is: nothing is recorded
+            await self._gateway.app(scope, receive, send)  # which answers with what there is; nothing is recorded
             return
         name = session_name(headers_of(scope))
         if name is None and dialect.refers is not None:
@@ -164,17 +157,19 @@ async def _refuse(scope: Any, send: Send) -> None:
     await send_body(with_request_id(send), 401, refused_in_shape(refusal, scope))
 
 
-_MOST = 1000
+_MOST_SESSIONS = 1000
 """Sessions that are kept without a request."""
 _OVER = (AttemptStatus.SUCCEEDED, AttemptStatus.FAILED, AttemptStatus.TIMEOUT)
 
 _Ids = tuple[str, str]
-"""Of a rollout and its attempt."""
+"""The ids of a rollout and its attempt."""
 _End = Callable[[str, str], Awaitable[object]]
 
 
 @dataclass(eq=False)
 class NamedSession:
+    """A session, with its attempt once it has one."""
+
     name: str
     kept: bool
     """Whether another request may come."""
@@ -185,15 +180,15 @@ class NamedSession:
 
 
 class Sessions:
-    """`seconds`: how long a session that is not used is kept; 0: each request is an attempt of its own. `ended` is
-    called with the id of each rollout that is over.
+    """The open sessions. `seconds`: how long one is kept that is not used; 0: each request is an attempt of its own.
+    `ended` is called with the id of each rollout that is over.
     """
 
     def __init__(
         self,
         seconds: float = 0.0,
         *,
-        most: int = _MOST,
+        most: int = _MOST_SESSIONS,
         clock: Callable[[], float] = time.monotonic,
         ended: Callable[[str], Awaitable[object]] | None = None,
     ) -> None:
@@ -209,8 +204,8 @@ class Sessions:
     async def attempt(
         self, store: LightningStore, end: _End, client: str, session: str | None, path: str
     ) -> AsyncIterator[tuple[NamedSession, _Ids]]:
-        """The session of a request, a new one without a name, and its attempt; `end` tells the gateway that one is
-        over. It ends here unless the session has a name, or is `kept` because one was given to it.
+        """The session of a request, a new one without a name, and its attempt. The attempt ends here, at the gateway by
+        `end`, unless the session has a name or is `kept` because an answer was added to it.
         """
         name = session or uuid.uuid4().hex
         key = hashlib.blake2b(f"{client}\0{name}".encode()).digest()
@@ -266,7 +261,7 @@ class Sessions:
                 await _end(store, end, ids)
                 if self._ended is not None:
                     await self._ended(ids[0])
-        except AgentLightningError as error:  # one that cannot be ended keeps none of the others
+        except AgentLightningError as error:  # the other sessions are ended all the same
             logger.warning("The attempt of a session could not be ended: %s", error)
 
 
@@ -288,7 +283,7 @@ async def _end(store: LightningStore, end: _End, ids: _Ids) -> None:
     await store.update_attempt(*ids, status=AttemptStatus.SUCCEEDED, outcome=Outcome.OK)
 
 
-_SECONDS = 60.0
+_BODY_SECONDS = 60.0
 _MOST_IDS = 1000
 
 
@@ -300,7 +295,7 @@ class ReadAhead:
         self._waiting = Waiting(self.limits)
 
     async def read(self, client: bytes, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
-        """The body; None for one that says itself that it is too long, which the gateway refuses. Raises `Refusal`."""
+        """The body; None for a request whose own length is too large, which the gateway refuses. Raises `Refusal`."""
         try:
             self.limits.check_length(headers.get(b"content-length"))
         except Refusal:
@@ -313,7 +308,7 @@ class ReadAhead:
             held += size
 
         try:
-            return await read_body(receive, _SECONDS, self.limits, headers.get(b"content-length"), hold)
+            return await read_body(receive, _BODY_SECONDS, self.limits, headers.get(b"content-length"), hold)
         finally:
             self._waiting.release(client, held)
 

@@ -1,8 +1,7 @@
-"""verl's workers on the Ray cluster that this process is connected to.
+"""verl's workers on the Ray cluster that this process is connected to, and the configuration they are made with.
 
-An adapter as verl's workers make one: of the policy's shape. Its weights are the policy's, which they are given.
-
-verl draws an adapter's weights itself, or reads a folder that every machine must have; neither is needed here.
+An adapter is described to them by its shape: verl would draw its weights itself, or read them from a folder that every
+machine must have; neither is needed, as the workers are given the policy's weights.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -21,11 +20,9 @@ from agentlightning.learner.verl.packed_attention import ATTENTION
 from agentlightning.learner.verl.sizes import Sizes
 
 PRECISION = {"float32": "fp32", "bfloat16": "bf16"}
-"""verl's names of what passes compute in. Weights and optimiser are kept in float32."""
-
-
+"""verl's names for the dtype that passes compute in. Weights and optimiser are kept in float32."""
 SECONDS_TO_NAME = 3.0
-"""A dead process is known to be dead a bit after its connections are gone."""
+"""How long it may take until a process whose connections are gone is known to be dead."""
 LOST = "The other workers are ended, too; a run goes on from its last checkpoint."
 
 
@@ -35,10 +32,10 @@ class Workers:
     def __init__(self, group: Any) -> None:
         self._group = group
         self._names: list[str] = []
-        """With their processes; known once they have begun."""
+        """The names of the workers with their processes; known once they have begun."""
 
     def begin(self) -> None:
-        """Load the model, anew if they have one."""
+        """Have the workers load the model, anew if they have one."""
         self._names = self.ask("begin")
 
     def ask(self, verb: str, *arguments: Any) -> Any:
@@ -167,9 +164,9 @@ def config_of(model: str, dtype: str, sizes: Sizes, adapter: Mapping[str, Any], 
 
 
 _ANY = {"auto_mapping", "base_model_name_or_path", "inference_mode", "megatron_core", "peft_version", "revision"}
-"""What of an adapter's configuration says nothing of what is computed."""
+"""Fields of an adapter's configuration that do not change what is computed."""
 _DROPPED = {"lora_dropout"}
-"""Nothing is dropped out in training, here or there."""
+"""Fields that have no effect, as nothing is dropped out in training, here or there."""
 
 
 def adapter_of(policy: Policy) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Answers, streams and errors of the Gemini API.
+"""Answers, streams and errors of the Gemini API. Pure.
 
-What an answer holds for its client to send back: the reasoning as a signature, arguments as an object. Pure.
+An answer holds what its client is to send back: the reasoning as a signature, and the arguments of calls as an object.
 """
 
 from __future__ import annotations
@@ -189,5 +189,5 @@ def _wrapped(arguments: str) -> dict[str, Any]:
 
 
 def unwrapped(args: Any) -> Any:
-    """What `_wrapped` made this of."""
+    """The arguments that `_wrapped` was given."""
     return args[_WRAPPED] if isinstance(args, dict) and args.keys() == {_WRAPPED} else args

@@ -1,6 +1,5 @@
-"""Requests of the Gemini API as neutral ones: turns, settings, functions, the form of the answer. Pure.
-
-Schemas as Google's APIs spell them, after OpenAPI 3.0, and their names: as JSON schemas, which others read. Pure.
+"""Requests of the Gemini API as neutral ones: turns, settings, functions, the form of the answer. Schemas, which
+Google's APIs spell after OpenAPI 3.0, become JSON schemas. Pure.
 """
 
 from __future__ import annotations
