@@ -1,8 +1,7 @@
-"""How an attempt ended: its outcome, and the words for what went wrong. Pure.
+"""How an attempt ended: its outcome, and the words for what went wrong, with what an agent's exception probably means
+here (the mistakes that everybody makes once) and what mends it. Pure.
 
-What an agent's exception probably means here: the mistakes that everybody makes once, and what mends them.
-
-Clients are told apart by the names of their errors: none of them is imported.
+Clients are recognised by the names of their errors: none of them is imported.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from agentlightning.store.operations.codec import readable
 from agentlightning.types import Outcome
 
 MOST_CHARACTERS = 64_000
-"""Of an error; what is longer loses its middle."""
+"""The longest text of an error; a longer one loses its middle."""
 _PACKAGE = Path(__file__).parents[1]
 _OURS = tuple(f"{_PACKAGE / name}{os.sep}" for name in ("runner", "litagent"))
 
@@ -54,7 +53,7 @@ class GatewaySummary(Protocol):
 
     @property
     def refused(self) -> str | None:
-        """Why the last call that the gateway refused was."""
+        """Why the gateway itself last refused a call."""
         ...
 
     @property
@@ -64,12 +63,12 @@ class GatewaySummary(Protocol):
 
     @property
     def lost(self) -> str | None:
-        """Why answers that the agent was given are missing in the store, or may be."""
+        """Why calls that were answered are missing in the store, or may be."""
         ...
 
     @property
     def rewarded(self) -> bool:
-        """A reward came by HTTP."""
+        """Whether a reward came by HTTP."""
         ...
 
 
@@ -86,7 +85,7 @@ class Ending:
 
 
 def with_gateway(ending: Ending, summary: GatewaySummary) -> Ending:
-    """What the gateway knows better: a failure that was the system's, or the end of what the agent may use.
+    """The ending, corrected by what the gateway saw: a failure of the system, or a limit that the agent reached.
 
     An attempt whose calls are not all recorded is tried again, however its agent ended: what it earned belongs to calls
     that nobody has. Clients raise when they are refused at a limit, so an agent's error after that is truncation: it is
@@ -97,9 +96,8 @@ def with_gateway(ending: Ending, summary: GatewaySummary) -> Ending:
         return Ending(Outcome.INFRA_ERROR, "\n".join(filter(None, (summary.lost, ending.error))))
     if ending.outcome is Outcome.AGENT_ERROR and summary.infra_error:
         message, _, way = (ending.error or "").partition("\n")
-        sentence = (
-            message if summary.infra_error not in message else ""
-        )  # a client that repeats what the gateway answered
+        # A client may repeat what the gateway answered.
+        sentence = message if summary.infra_error not in message else ""
         return Ending(Outcome.INFRA_ERROR, "\n".join(filter(None, (summary.infra_error, sentence, way))))
     if ending.outcome is Outcome.AGENT_ERROR and summary.refused_by_provider and summary.calls:
         return Ending(Outcome.JUDGE_ERROR, f"{summary.refused_by_provider}\n{ending.error}")
@@ -124,7 +122,7 @@ def _after_the_first_line(error: str, words: str) -> str:
 
 
 def _with_hint(ending: Ending, *, was_called: bool) -> Ending:
-    """With what its exception probably comes from, now that it is known whether the model had answered."""
+    """The ending with the probable cause of its exception, now that it is known whether the model had answered."""
     hint = (hint_with_calls if was_called else hint_without_calls)(ending.exception)
     if not hint or not ending.error:
         return ending
@@ -133,7 +131,7 @@ def _with_hint(ending: Ending, *, was_called: bool) -> Ending:
 
 
 def _unanswered(ending: Ending, summary: GatewaySummary) -> Ending | None:
-    """How an attempt ended all of whose model calls were refused: whatever it earned, the model has no part in it."""
+    """The ending of an attempt whose model calls were all refused: whatever it earned, the model has no part in it."""
     if summary.refused is None or summary.calls or summary.forwarded or summary.limit:
         return None
     why = f"None of its model calls was answered. The last one: {summary.refused}"
@@ -145,7 +143,7 @@ def _unanswered(ending: Ending, summary: GatewaySummary) -> Ending | None:
 
 
 def describe(error: BaseException, task: object = None) -> str:
-    """The message, what it probably comes from, and the way through the user's own files (or, if none, all files)."""
+    """The message, its probable cause, and the way through the user's own files (or, if none, all files)."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
     own = [f for f in frames if not is_library(f.filename)]
     hint, trace = hint_for(error) or _hint_of_task(error, task), "".join(traceback.format_list(own or frames))
@@ -288,13 +286,13 @@ _PYTHONS_WORDS = {
     r"^Event loop is closed|is bound to a different event loop|attached to a different loop": OTHER_LOOP,
     r"^EOF when reading a line": _NO_KEYBOARD,
 }
-"""What Python says of a mistake, and what mends it."""
+"""Python's words for a mistake, and the hint that goes with them."""
 _NOT_CONNECTED = (
     *("APIConnectionError", "APITimeoutError", "ConnectError", "ConnectTimeout", "ClientConnectorError"),
     *("ConnectionError", "ConnectTimeoutError", "NewConnectionError", "ProxyError", "ClientProxyConnectionError"),
     *("URLError", "gaierror"),
 )
-"""Errors of clients whose call arrived nowhere; an error counts as one by its class or a class above it."""
+"""Errors of clients whose call arrived nowhere, by the name of their class or of a class above it."""
 _HUNG_UP = ("RemoteProtocolError", "RemoteDisconnected", "ServerDisconnectedError", "ConnectionResetError", "ReadError")
 """Errors of a connection that was made and that the other side ended."""
 _TIMED_OUT = ("APITimeoutError", "TimeoutException", "Timeout", "ServerTimeoutError", "TimeoutError")
@@ -304,17 +302,17 @@ _ERRORS_OF_PROGRAMS = re.compile(
     rf"\b({'|'.join(_NOT_CONNECTED)}|AuthenticationError|ECONNREFUSED|ENOTFOUND|Connection refused)\b"
 )
 _OF_TEXTS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, SyntaxError)
-"""What is raised by code that reads a text of another form than it expects."""
+"""Errors of code that reads a text of another form than it expects."""
 _NONE_FOR_TEXT = re.compile(
     r"(not|got) '?NoneType'?$|argument of type 'NoneType'|^'NoneType' object has no attribute "
     r"'(strip|lower|upper|split|find|replace|startswith|endswith|partition)'"
 )
-"""What Python says of a None where a text is read."""
+"""Python's words for a None where a text is read."""
 _WANTS_A_KEY = ("api_key", "credentials", "authentication method", "API key")
 
 
 def hint_for(error: BaseException) -> str | None:
-    """What the error probably comes from; None where nothing is known."""
+    """The probable cause of the error; None where none is known."""
     text = message_of(error)
     if type(error).__module__.split(".")[0] in ("openai", "anthropic", "httpx", "builtins"):
         if type(error).__name__ != "AuthenticationError" and any(words in text for words in _WANTS_A_KEY):
@@ -329,7 +327,7 @@ def hint_for(error: BaseException) -> str | None:
 
 
 def _hint_of_task(error: BaseException, task: object) -> str | None:
-    """Which fields a task has, where one was looked for that it has not."""
+    """The fields that a task has, where the agent looked for another one."""
     if isinstance(error, AttributeError | TypeError) and not isinstance(task, Mapping):
         kind, phrase = type(task).__name__, message_of(error)
         about = re.search(
@@ -344,10 +342,10 @@ def _hint_of_task(error: BaseException, task: object) -> str | None:
 
 
 def hint_without_calls(error: BaseException | None) -> str | None:
-    """The same for an agent none of whose calls arrived at the gateway: it was somebody else who refused them."""
+    """The hint for an agent none of whose calls arrived at the gateway: somebody else refused them."""
     if error is None:
         return None
-    if isinstance(error, AgentError):  # a program, which is known by its words
+    if isinstance(error, AgentError):  # of a program, whose output names its errors
         return _ADDRESS_OF_A_PROGRAM if _ERRORS_OF_PROGRAMS.search(message_of(error)) else None
     if isinstance(error, HTTPError):  # an answer, although Python takes it for an error of the connection
         return None
@@ -366,7 +364,7 @@ def hint_without_calls(error: BaseException | None) -> str | None:
 
 
 def hint_with_calls(error: BaseException | None) -> str | None:
-    """The same for an agent whose model had answered: the mistake is with another client of it."""
+    """The hint for an agent whose model had answered: the mistake is with another client of the agent."""
     if error is None or isinstance(error, AgentLightningError):
         return None
     if hint_for(error) == _OWN_KEY or _is(error, ("AuthenticationError",)):
