@@ -19,6 +19,7 @@ from typing import IO, Any
 import rich.console
 from rich.segment import Segment
 
+from agentlightning.errors import kind_of
 from agentlightning.keys import redacted
 
 _KEPT = "\n\t"
@@ -88,7 +89,9 @@ class TerminalLog(logging.StreamHandler[Any]):
         if not (self._kept or (not self.stream.closed and self.stream.isatty())):
             super().emit(record)
             return
-        words = record.getMessage() if record.msg == "%s" else str(record.msg)
+        ours = record.name.startswith("agentlightning")
+        words = str(record.msg) if ours and record.msg != "%s" else record.getMessage()
+        words = words if ours else kind_of(words)  # others fill them in before
         place, now = (record.name, words), self._clock()
         since, count = self._places.pop(place, (now, 0))
         if now - since > self.SECONDS:

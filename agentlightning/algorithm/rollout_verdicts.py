@@ -31,6 +31,7 @@ KEEPS_ANSWERS = (
 )
 """What to do about an agent that earns rewards without asking the model."""
 _FRAME = re.compile(r'  File "(.+)", line (\d+), in .*')
+_MOST_OF_A_LINE = 300
 _MOST_OF_A_HINT = 400
 _MOST_OF_CODE = 100
 _BUSY = re.compile(r"\b429\b|rate.?limit|too many requests", re.IGNORECASE)
@@ -49,14 +50,24 @@ _FIX_OF = {
 _WAY_TO_THE_MODEL = (
     "Make its client use the endpoint it is given:  OpenAI(base_url=llm.endpoint, api_key=llm.api_key)  and  "
     "model=llm.model.  A program finds them in its environment: OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL (and "
-    "the same of ANTHROPIC_ and GEMINI_). A call counts only if the agent waits for it: await an async "
-    "client's, and join threads that make some. An agent that catches its own exceptions hides why it did not call: "
-    "let them through."
+    "the same of ANTHROPIC_ and GEMINI_). A call counts only if the agent waits for it: await an async client's, read "
+    "a stream to its end, and join threads that make some. An agent that catches its own exceptions hides why it did "
+    "not call: let them through."
 )
 
 _WRONG_PATH = (
     "llm.endpoint is the base URL, and ends in /v1: give it to a client as it is, which adds /chat/completions itself. "
     "Code that posts by itself posts to llm.endpoint + '/chat/completions'. docs/clients.md says what clients need."
+)
+_OTHER_PARTS = re.compile(
+    rf"{NO_SUCH_PATH}\S*/(assistants|audio|batches|containers|conversations|evals|files|images|moderations|realtime|"
+    r"threads|uploads|vector_stores|videos)\b"
+)
+"""Parts of a provider's API that no model answers."""
+_NO_MODEL_CALL = (
+    "The base URL is right, and the address of a model alone: what a provider keeps or makes besides, such as "
+    "conversations, files and images, is not here. Keep a conversation in the agent (its messages, a session in "
+    "memory), or give this client the provider's own address and key."
 )
 _REFUSED_BY_ITS_WORDS = (
     "The base URL is right: the calls arrive. Mend what the message names, in the settings of the program or of "
@@ -84,7 +95,8 @@ def never_called(episodes: Sequence[Episode], refused_requests: Mapping[str, int
         return problem("never_called", words, _WAY_TO_THE_MODEL, refused_requests=dict(refused_requests))
     if any(part in reason for part in TOO_LONG):
         return problem("prompts_too_long", words, SHORTER_PROMPTS, refused=dict(refusals.most_common(EXAMPLES)))
-    fix = _WRONG_PATH if reason.startswith(NO_SUCH_PATH) else _REFUSED_BY_ITS_WORDS
+    wrong = _NO_MODEL_CALL if _OTHER_PARTS.match(reason) else _WRONG_PATH
+    fix = wrong if reason.startswith(NO_SUCH_PATH) else _REFUSED_BY_ITS_WORDS
     return problem("calls_refused", words, fix, refused=dict(refusals.most_common(EXAMPLES)))
 
 
@@ -165,13 +177,14 @@ def most_fail(failed: Sequence[Episode], of: int) -> Finding:
 
 
 def first_line(episode: Episode) -> str:
-    """The first line of the error of a rollout's attempt, cut to 300 characters."""
+    """The first line of the error of a rollout's attempt, cut between words after 300 characters."""
     text = (episode.attempt and episode.attempt.error) or "no message"
-    return text.strip().splitlines()[0][:300]
+    line = text.strip().splitlines()[0]
+    return line if len(line) <= _MOST_OF_A_LINE else f"{line[:_MOST_OF_A_LINE].rpartition(' ')[0]} …"
 
 
 def _ended(text: str) -> str:
-    return text if not text or text.endswith((".", "!", "?", "…")) else f"{text}."
+    return text if not text or text.endswith((".", "!", "?", "…", ":")) else f"{text}."
 
 
 def with_cause(error: str, first: str) -> str:

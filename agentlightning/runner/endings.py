@@ -10,7 +10,7 @@ import errno
 import os
 import re
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from ssl import SSLError
@@ -21,6 +21,8 @@ from urllib.request import getproxies, proxy_bypass
 from agentlightning.errors import AgentError, AgentLightningError, message_of
 from agentlightning.frames import is_library
 from agentlightning.keys import redacted
+from agentlightning.runner.frameworks import CLIENT, causes, framework_of, in_its_words
+from agentlightning.runner.versions import other_version
 from agentlightning.store.operations.codec import readable
 from agentlightning.types import Outcome
 
@@ -126,8 +128,9 @@ def _with_hint(ending: Ending, *, was_called: bool) -> Ending:
     hint = (hint_with_calls if was_called else hint_without_calls)(ending.exception)
     if not hint or not ending.error:
         return ending
-    message, _, way = ending.error.replace(f"\n{_OWN_KEY}", "" if was_called else f"\n{_OWN_KEY}").partition("\n")
-    return replace(ending, error="\n".join(filter(None, (message, hint, way))))
+    error, own_key = ending.error, in_its_words(OWN_KEY, ending.exception)
+    message, _, way = (error.replace(f"\n{own_key}", "") if was_called else error).partition("\n")
+    return replace(ending, error="\n".join(filter(None, (message, in_its_words(hint, ending.exception), way))))
 
 
 def _unanswered(ending: Ending, summary: GatewaySummary) -> Ending | None:
@@ -147,7 +150,8 @@ def describe(error: BaseException, task: object = None) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
     own = [f for f in frames if not is_library(f.filename)]
     hint, trace = hint_for(error) or _hint_of_task(error, task), "".join(traceback.format_list(own or frames))
-    sentence = "\n".join(filter(None, (": ".join(filter(None, (type(error).__name__, message_of(error)))), hint)))
+    message = ": ".join(filter(None, (type(error).__name__, message_of(error))))
+    sentence = "\n".join(filter(None, (message, hint and in_its_words(hint, error))))
     text = redacted(f"{sentence}\n{trace}".rstrip())
     if not isinstance(error, BaseExceptionGroup):
         return text
@@ -167,11 +171,15 @@ def storable(text: str | None) -> str | None:
 
 OWN_ADDRESS = (
     "Its client talks to another address than the model's. Give it the endpoint of the rollout:  "
-    "OpenAI(base_url=llm.endpoint, api_key=llm.api_key)  and  model=llm.model."
+    f"{CLIENT}  and  model=llm.model."
 )
-_OWN_KEY = (
+OWN_KEY = (
     "No account is needed, and no environment variable: give the client the key of the rollout,  "
-    "OpenAI(base_url=llm.endpoint, api_key=llm.api_key). Anthropic(…) takes the same two."
+    f"{CLIENT}. Anthropic(…) takes the same two."
+)
+OWN_MODEL = (
+    "None of its calls arrived at the model in training. Give the agent that model, whatever its name is elsewhere:  "
+    f"{CLIENT}  and  model=llm.model."
 )
 _OTHER_KEY = (
     "The model in training had answered already, so this client is another one's, of a judge or a tool: give it its "
@@ -186,16 +194,16 @@ _ADDRESS_OF_A_PROGRAM = (
     "None of its model calls arrived. A program finds the model in its environment: OPENAI_BASE_URL, OPENAI_API_KEY "
     "and OPENAI_MODEL (and the same of ANTHROPIC_ and GEMINI_). OpenAI() without arguments reads the first two."
 )
-_NO_SUCH_PART = (
-    "What the agent is given as llm has three parts: OpenAI(base_url=llm.endpoint, api_key=llm.api_key)  and  "
-    "model=llm.model."
-)
+_NO_SUCH_PART = f"What the agent is given as llm has three parts: {CLIENT}  and  model=llm.model."
 _AWAIT_IT = "`await` is missing in front of the call that gave this coroutine."
 _IN_A_LOOP = (
     "An async agent runs in an event loop already: await the coroutine, instead of asyncio.run(…) or "
     "run_until_complete(…)."
 )
 _SYNC_CLIENT = "This client's calls are not async: take AsyncOpenAI, or make the agent a plain `def` without await."
+NOT_ASYNC = (
+    "This call is not async: leave `await` out, and make the agent a plain `def`, which has a thread of its own."
+)
 NO_AWAIT = "Emitters such as emit_reward are not async: leave `await` out."
 CALL_IT = "Call it there, with a name: with agl.operation('search'): …"
 _NO_KEYBOARD = "An agent has nobody at the keyboard: take what it asks for from the task, in place of input()."
@@ -234,6 +242,10 @@ TOO_HASTY = (
     "timeout out or give more, such as timeout=600. The model's address is base_url=llm.endpoint; if it called another "
     "one, of a judge or a tool, look at its base_url."
 )
+GATEWAY_AT_IMPORT = (
+    "At the top of a file there is no rollout yet: make it inside the agent, or once with base_url=agl.GATEWAY_URL and "
+    "any key. "
+)
 SAY_JSON = "The body is sent as something else than JSON: add the header  Content-Type: application/json."
 _ONE_V1_ONLY = "llm.endpoint is the base URL, ending in /v1: the client itself adds /chat/completions."
 
@@ -245,7 +257,7 @@ _A_CHUNK = "With stream=True each part has delta in place of message:  chunk.cho
 _ASYNC_FOR = "An async client's stream is read with  async for chunk in stream: …  in place of a plain for."
 _PLAIN_FOR = "The stream of a client that is not async is read with a plain  for chunk in stream: …"
 _A_DICT = 'A dict\'s fields stand in brackets: task["question"]. Tasks are what the data set says, as JSON.'
-_BASE_URL = "The address is called base_url there: OpenAI(base_url=llm.endpoint, api_key=llm.api_key)."
+_BASE_URL = f"The address goes by another name there: {CLIENT}."
 _NO_FUNCTION = (
     "The model is sent a description of a tool, and no Python function: tools=[{'type': 'function', 'function': "
     "{'name': …, 'description': …, 'parameters': …}}]."
@@ -257,6 +269,14 @@ NOT_AS_EXPECTED = (
 NO_TEXT = (
     "In an answer that calls a tool message.content is None, and the call is in message.tool_calls. If that is the "
     "None here, take  message.content or ''  and return a low reward, such as 0.0, for an answer of the wrong form."
+)
+OUT_OF_TURNS = (
+    "The agent's own limit of turns ended it. Raise that limit, or catch this error and return a low reward, such as "
+    "0.0, so that the model learns to come to an end."
+)
+IN_ANOTHER_THREAD = (
+    "Rollouts share what is made outside of the agent, and each sync one has a thread of its own: make it inside the "
+    "agent."
 )
 OF_RESPONSES = "The Responses API calls it max_output_tokens; max_tokens is Chat Completions'."
 _ANSWERS = "(ChatCompletion|ChatCompletionMessage|Completion|Choice|Message|Response)"
@@ -272,19 +292,22 @@ _PYTHONS_WORDS = {
     r"There is no current event loop in thread": _OWN_LOOP,
     r"^maximum recursion depth exceeded": _CALLS_ITSELF,
     r"unexpected keyword argument '(endpoint|api_base|url|host|openai_api_base)'": _BASE_URL,
+    r"create\(\) got an unexpected keyword argument 'base_url'": _BASE_URL,
     r"Object of type (function|builtin_function_or_method|method|type) is not JSON serializable": _NO_FUNCTION,
     r"Responses\.create\(\) got an unexpected keyword argument 'max_tokens'": OF_RESPONSES,
     r"'coroutine' object (has no attribute|is not)": _AWAIT_IT,
-    r"^'?(OPENAI|ANTHROPIC|GEMINI|GOOGLE|AZURE)_[A-Z_]+'?$": _OWN_KEY,
+    r"^'?(OPENAI|ANTHROPIC|GEMINI|GOOGLE|AZURE)_[A-Z_]+'?$": OWN_KEY,
     r"asyncio\.run\(\) cannot be called from a running event loop|event loop is already running": _IN_A_LOOP,
     rf"^object ({_ANSWERS}|Stream)\b.* can't be used in 'await' expression": _SYNC_CLIENT,
     r"^object Span can't be used in 'await' expression": NO_AWAIT,
+    r"^object \w+ can't be used in 'await' expression": NOT_ASYNC,
     r"'function' object does not support the (asynchronous )?context manager protocol": CALL_IT,
     r"^No module named": _NOT_HERE,
     r"^signal only works in main thread|usage of signal\.alarm": IN_A_THREAD,
     r"^Cannot send a request, as the client has been closed|^Session is closed": CLOSED_CLIENT,
     r"^Event loop is closed|is bound to a different event loop|attached to a different loop": OTHER_LOOP,
     r"^EOF when reading a line": _NO_KEYBOARD,
+    r"^SQLite objects created in a thread can only be used in that same thread": IN_ANOTHER_THREAD,
 }
 """Python's words for a mistake, and the hint that goes with them."""
 _NOT_CONNECTED = (
@@ -293,6 +316,7 @@ _NOT_CONNECTED = (
     *("URLError", "gaierror"),
 )
 """Errors of clients whose call arrived nowhere, by the name of their class or of a class above it."""
+_KEY_REFUSED = ("AuthenticationError", "ModelAuthenticationError")
 _HUNG_UP = ("RemoteProtocolError", "RemoteDisconnected", "ServerDisconnectedError", "ConnectionResetError", "ReadError")
 """Errors of a connection that was made and that the other side ended."""
 _TIMED_OUT = ("APITimeoutError", "TimeoutException", "Timeout", "ServerTimeoutError", "TimeoutError")
@@ -308,21 +332,42 @@ _NONE_FOR_TEXT = re.compile(
     r"'(strip|lower|upper|split|find|replace|startswith|endswith|partition)'"
 )
 """Python's words for a None where a text is read."""
-_WANTS_A_KEY = ("api_key", "credentials", "authentication method", "API key")
+_WANTS_A_KEY = re.compile(r"api_key|credentials|authentication method|API[ _]key", re.IGNORECASE)
+_OF_A_MODELS_NAME = re.compile(r"\b(models?|provider|prefix|litellm)\b", re.IGNORECASE)
+"""Words of frameworks that do not know a model by the name that they are given."""
+_NO_VALUE = re.compile(r"Illegal header value b'(Bearer )?'")
+"""The words of a client that was given a key without characters."""
+_OF_TURNS = ("MaxTurnsExceeded", "GraphRecursionError", "UsageLimitExceeded", "AgentMaxStepsError")
+"""Errors of frameworks that end an agent which goes on and on."""
+_OF_ANSWERS = (
+    *("UnexpectedModelBehavior", "ModelBehaviorError", "OutputParserException", "StructuredOutputError"),
+    *("InstructorRetryException", "IncompleteOutputException", "AgentParsingError", "AdapterParseError"),
+    "LengthFinishReasonError",
+)
+"""Errors of frameworks about what the model wrote."""
 
 
 def hint_for(error: BaseException) -> str | None:
-    """The probable cause of the error; None where none is known."""
-    text = message_of(error)
-    if type(error).__module__.split(".")[0] in ("openai", "anthropic", "httpx", "builtins"):
-        if type(error).__name__ != "AuthenticationError" and any(words in text for words in _WANTS_A_KEY):
-            return _OWN_KEY
+    """The probable cause of the error, or of one that a framework's error wraps; None where none is known."""
+    if any(_NO_VALUE.search(message_of(each)) for each in causes(error)):
+        return OWN_KEY
+    if type(error).__module__ == "builtins" or framework_of(error) is None:
+        return _hint_for_one(error)
+    return next(filter(None, map(_hint_for_one, causes(error))), None)
+
+
+def _hint_for_one(error: BaseException) -> str | None:
+    text, module = message_of(error), type(error).__module__.split(".")[0]
+    if module in ("openai", "anthropic", "httpx", "builtins") or framework_of(error) is not None:
+        if not _is(error, _KEY_REFUSED) and _WANTS_A_KEY.search(text):
+            return OWN_KEY
         if "/chat/completions/chat/completions" in text or "/v1/v1/" in text:
             return _ONE_V1_ONLY
     if "415" in text and "Unsupported Media Type" in text:
         return SAY_JSON
-    if type(error).__module__ == "builtins":
-        return next((hint for phrase, hint in _PYTHONS_WORDS.items() if re.search(phrase, text)), None)
+    if module in ("builtins", "sqlite3"):
+        known = next((hint for phrase, hint in _PYTHONS_WORDS.items() if re.search(phrase, text)), None)
+        return known or other_version(error)
     return None
 
 
@@ -349,43 +394,58 @@ def hint_without_calls(error: BaseException | None) -> str | None:
         return _ADDRESS_OF_A_PROGRAM if _ERRORS_OF_PROGRAMS.search(message_of(error)) else None
     if isinstance(error, HTTPError):  # an answer, although Python takes it for an error of the connection
         return None
-    if any(isinstance(each, OSError) and each.errno in (errno.EMFILE, errno.ENFILE) for each in _causes(error)):
+    if any(isinstance(each, OSError) and each.errno in (errno.EMFILE, errno.ENFILE) for each in causes(error)):
         return TOO_MANY_FILES
-    if _is(error, _NOT_CONNECTED) and any(_is(each, _HUNG_UP) for each in _causes(error)):
+    nowhere = _anywhere(error, _NOT_CONNECTED)
+    if nowhere and _anywhere(error, _HUNG_UP):
         return HUNG_UP
-    if any(isinstance(each, SSLError) for each in _causes(error)):
+    if any(isinstance(each, SSLError) for each in causes(error)):
         return NO_HTTPS
-    sent = _is(error, _NOT_CONNECTED) or (_of_a_client(error) and hint_for(error) is None)
-    if sent and _goes_through_a_proxy():
+    known = hint_for(error) is not None
+    if (nowhere or (_of_a_client(error) and not known)) and _goes_through_a_proxy():
         return _BEHIND_A_PROXY
-    if any(_is(each, _TIMED_OUT) for each in _causes(error)):
+    if _timed_out(error):
         return TOO_HASTY
-    return OWN_ADDRESS if _is(error, (*_NOT_CONNECTED, "AuthenticationError")) else None
+    if known:
+        return None
+    if nowhere or (_anywhere(error, _KEY_REFUSED) and not any(_is_forbidden(each) for each in causes(error))):
+        return OWN_ADDRESS
+    unknown = framework_of(error) is not None and _OF_A_MODELS_NAME.search(message_of(error))
+    return OWN_MODEL if unknown else None
 
 
 def hint_with_calls(error: BaseException | None) -> str | None:
     """The hint for an agent whose model had answered: the mistake is with another client of the agent."""
     if error is None or isinstance(error, AgentLightningError):
         return None
-    if hint_for(error) == _OWN_KEY or _is(error, ("AuthenticationError",)):
+    if _is(error, _OF_TURNS):
+        return OUT_OF_TURNS
+    if _is(error, _OF_ANSWERS):
+        return NOT_AS_EXPECTED
+    if hint_for(error) == OWN_KEY or _anywhere(error, _KEY_REFUSED):
         return _OTHER_KEY
-    if any(_is(each, _TIMED_OUT) for each in _causes(error)):
+    if _timed_out(error):
         return TOO_HASTY
-    if _is(error, _NOT_CONNECTED):
+    if _anywhere(error, _NOT_CONNECTED):
         return _OTHER_ADDRESS
     if not isinstance(error, _OF_TEXTS) or hint_for(error) is not None:
         return None
     return NO_TEXT if _NONE_FOR_TEXT.search(message_of(error)) else NOT_AS_EXPECTED
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it came from."""
-    found: BaseException | None = error
-    for _ in range(20):
-        if found is None:
-            return
-        yield found
-        found = found.__cause__ or found.__context__
+def _is_forbidden(error: BaseException) -> bool:
+    """A client of another rollout, which the gateway refuses in words; frameworks call that a wrong key."""
+    return getattr(error, "status_code", None) == 403
+
+
+def _timed_out(error: BaseException) -> bool:
+    """urllib3 counts a connection that was refused as one that took too long."""
+    return any(_is(each, _TIMED_OUT) and not _is(each, ("NewConnectionError",)) for each in causes(error))
+
+
+def _anywhere(error: BaseException, names: Sequence[str]) -> bool:
+    """Whether the error or one that it came from is of these."""
+    return any(_is(each, names) for each in causes(error))
 
 
 def _is(error: BaseException, names: Sequence[str]) -> bool:

@@ -81,8 +81,11 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop
     except ImportError:  # Windows
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+        loop = asyncio.new_event_loop()
+    else:
+        loop = uvloop.new_event_loop()
+    loop.set_exception_handler(_without_clients_left_open)
+    return loop
 
 
 class _AgentTask(asyncio.Task[Any]):
@@ -93,11 +96,20 @@ class _AgentTask(asyncio.Task[Any]):
         super().__init__(coro, **options)
 
 
+def _without_clients_left_open(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Says what went wrong in a loop, but for a client that a sync agent used in a loop of its own and left open:
+    whichever loop runs when it is collected tries to close it, and its own is closed already, with its connections."""
+    error, task = context.get("exception"), context.get("future")
+    name = getattr(task.get_coro(), "__qualname__", "") if isinstance(task, asyncio.Task) else ""
+    if not (name.endswith(".aclose") and isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+        loop.default_exception_handler(context)
+
+
 def _without_streams_left_open(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Says what went wrong in a loop, but for a client's answer that an agent did not read to its end: that is closed
     with the loop, and clients cannot always do so."""
     if "asyncgen" not in context:
-        loop.default_exception_handler(context)
+        _without_clients_left_open(loop, context)
 
 
 class AgentLoop:

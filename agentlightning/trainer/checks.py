@@ -21,6 +21,7 @@ from agentlightning.litagent import FunctionAgent, LitAgent
 from agentlightning.metrics import Sink
 from agentlightning.metrics.console import Console
 from agentlightning.runner.runner import current_runner
+from agentlightning.runner.versions import installed_as
 from agentlightning.store.base import LightningStore
 from agentlightning.store.operations.codec import encode_task
 from agentlightning.tracer import Tracer
@@ -253,7 +254,18 @@ def _no_agent(given: object) -> str:
         given.close()
         name = given.__name__
         return f"The agent is a coroutine, which calling {name}(…) made. Give the function itself: fit({name}, tasks)."
-    return f"The agent is a {type(given).__name__}; an agent must be {_AN_AGENT}"
+    return f"The agent is {of_a_framework(given) or f'a {type(given).__name__}; an agent must be {_AN_AGENT}'}"
+
+
+def of_a_framework(given: object) -> str | None:
+    """What an object is that an installed package makes, and how an agent is made of it; None of other objects."""
+    if not (package := installed_as(type(given).__module__)):
+        return None
+    return (
+        f"an object of the class {type(given).__name__} of {package}. Write a function around it that gives it the "
+        "task and the model, and returns the reward:  async def agent(task, llm): …  docs/bring-your-own.md has one, "
+        "and docs/clients.md the line by which each framework is given the model."
+    )
 
 
 def check_given(

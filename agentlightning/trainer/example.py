@@ -18,10 +18,13 @@ from zlib import crc32
 
 from agentlightning.arguments import explained
 from agentlightning.errors import ConfigError, missing_extra
+from agentlightning.frames import is_own
 from agentlightning.importing import MAIN_GUARD, loading
 from agentlightning.installation import pip_command
 from agentlightning.litagent import LitAgent
-from agentlightning.trainer.checks import as_agent
+from agentlightning.runner.endings import GATEWAY_AT_IMPORT, OWN_KEY, hint_for
+from agentlightning.runner.frameworks import in_its_words
+from agentlightning.trainer.checks import as_agent, of_a_framework
 
 _PACKAGE = Path(__file__).parent.parent
 _PLACES = (_PACKAGE / "examples", _PACKAGE.parent / "examples")
@@ -95,7 +98,8 @@ def load_agent(reference: str) -> LitAgent[Any]:
     if isinstance(found, type) and issubclass(found, LitAgent):
         found = found()
     if not callable(found) and not isinstance(found, LitAgent):
-        raise ConfigError(f"{reference} is {found!r:.60}, and an agent is a function or a LitAgent.")
+        is_it = of_a_framework(found) or f"{found!r:.60}, and an agent is a function or a LitAgent."
+        raise ConfigError(f"{reference} is {is_it}")
     return as_agent(found)
 
 
@@ -155,7 +159,8 @@ def _mended(error: BaseException, path: Path) -> str:
         return f"\nYour own {own} is found in place of the package '{hidden}': give the file another name."
     if isinstance(error, ModuleNotFoundError):
         return f"\nInstall it into this environment:  {pip_command()} install …"
-    return ""
+    hint = hint_for(error)
+    return f"\n{GATEWAY_AT_IMPORT if hint == OWN_KEY else ''}{in_its_words(hint, error)}" if hint else ""
 
 
 def _hidden_package(error: BaseException, folder: Path) -> str | None:
@@ -171,7 +176,8 @@ def _hidden_package(error: BaseException, folder: Path) -> str | None:
 
 
 def _what_it_raised(error: BaseException) -> str:
-    """The error with its traceback, from the user's file on."""
+    """The error with its way through the user's own files, or where there is none, from the first file on."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-    own = itertools.dropwhile(lambda frame: frame.filename.startswith("<frozen"), frames)
-    return "".join([*traceback.format_exception_only(error), *traceback.format_list(list(own))]).rstrip()
+    way = [*itertools.dropwhile(lambda frame: frame.filename.startswith("<frozen"), frames)]
+    own = [frame for frame in way if is_own(frame.filename)] or way
+    return "".join([*traceback.format_exception_only(error), *traceback.format_list(own)]).rstrip()

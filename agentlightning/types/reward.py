@@ -80,24 +80,38 @@ def _by_name(value: SupportsFloat | Mapping[str, SupportsFloat], primary_key: st
     return {primary_key: value[primary_key], **{k: v for k, v in value.items() if k != primary_key}}
 
 
+_TEXTS = ("final_output", "output", "raw", "content", "text")
+"""What frameworks call the part of a result that has the answer's text."""
+
+
 def _instead(value: Any) -> str:
     """What to return in place of something that is no number; nothing where that is not known."""
     if isinstance(value, Generator | AsyncGenerator):
         return "The function has `yield`: let it return the reward."
     if isinstance(value, str) and re.fullmatch(r"\s*[-+]?[\d.]+\s*", value):
         return "Return float(…) of it."
-    if isinstance(value, list) and len(value) == 1:
+    if isinstance(value, list) and len(value) == 1 and not hasattr(value[0], "content"):
         return "Give the number itself, without brackets."
     if isinstance(value, tuple) and any(isinstance(part, int | float) for part in value):
         return "Return the number alone; agl.emit_annotation({…}) records the rest."
-    return "Return what the answer is worth, for example float(answer == task['answer'])."
+    return f"Return what the answer is worth, for example float(task['answer'] {_where_its_text_is(value)})."
+
+
+def _where_its_text_is(value: Any) -> str:
+    """How what a framework returns is compared: by the part that has the answer's text."""
+    if isinstance(value, list) and value and isinstance(getattr(value[-1], "content", None), str):
+        return "in result['messages'][-1].content"
+    parts = getattr(value, "__dict__", {})
+    part = next((name for name in _TEXTS if isinstance(parts.get(name), str)), None)
+    return f"in result.{part}" if part else "== answer"
 
 
 def checked_reward(value: Any, name: str = PRIMARY, *, is_json: bool = False) -> float:
     """The reward as a float. Raises RewardError for anything that is not a finite number within the range."""
     if not isinstance(value, SupportsFloat) or (is_json and isinstance(value, bool)):
         shown = text if len(text := repr(value)) <= _SHOWN else f"{text[:_SHOWN]}…"
-        words = f"The reward '{name}' must be a number, not {type(value).__name__}: {shown}."
+        of = "" if name == PRIMARY else f" '{name}'"
+        words = f"The reward{of} must be a number, not {type(value).__name__}: {shown}."
         raise RewardError(f"{words} {_instead(value)}".rstrip())
     try:
         number = float(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest_asyncio
 import agentlightning as agl
 from agentlightning.algorithm.checkpoint import latest_checkpoint
 from agentlightning.backend import POLICY, Backend, ModelSpec, make_backend
+from agentlightning.backend.embedded.backend import ServerThread, settings_of
 from agentlightning.engine.base import Chunk, SamplingParams, concat
 from agentlightning.errors import ConfigError, EngineError
 from agentlightning.learner.base import ChecksPacking, LossConfig, OptimParams
@@ -181,3 +183,33 @@ def test_a_publish_that_does_not_publish_stops_the_run_at_its_first_step(
     with pytest.raises(EngineError, match=cause):
         fit(tmp_path, broken)
     assert [m["step"] for m in read_metrics(tmp_path / "run" / "metrics.jsonl")] == []
+
+
+class Idle(ServerThread):
+    """A thread that loads nothing, and ends with its socket as one that has a model does."""
+
+    def _serve(self) -> None:
+        with self._theirs:
+            while self._theirs.recv(2**16):
+                pass
+
+
+def test_a_script_that_fails_before_it_closes_its_backend_ends_with_its_error() -> None:
+    """`asyncio.run` waits for the threads that its loop waited for, so it must not be for the model's."""
+    ended: list[BaseException] = []
+
+    async def fail() -> None:
+        await Idle.spawn(settings_of(ModelSpec(model="calc", device="cpu")))
+        await asyncio.sleep(0)  # its end is waited for from now on
+        raise ValueError("of the script")
+
+    def script() -> None:
+        try:
+            asyncio.run(fail())
+        except ValueError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=script, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert ended

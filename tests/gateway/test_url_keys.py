@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import logging
+import re
 import shutil
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -67,6 +70,18 @@ async def test_any_key_works_with_the_url_of_the_attempt(site: Site, key: str | 
     calls = await site.close()
     assert len(calls) == (5 if key is None else 8)
     assert (calls[-1].info.agent == "solver") == (key is not None)
+
+
+async def test_what_the_page_gives_to_an_agent_is_enough(site: Site, rendering: RenderersRendering) -> None:
+    """The first block of docs/gateway.md, with a request in its place for one."""
+    page = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text()
+    code = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)[0]
+    names: dict[str, Any] = {"post": post, "store": site.store, "engine": site.engine}
+    names |= {"rollout_id": site.rollout_id, "attempt_id": site.attempt_id, "rendering": rendering}
+    code = code.replace('load_rendering("path/to/model")', "rendering")
+    code += '    answered = await post(f"{llm.get_base_url()}/chat/completions", authorization="Bearer dummy")\n'
+    await eval(compile(code, "gateway.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+    assert names["answered"][0] == 200, names["answered"]
 
 
 async def test_a_proper_key_in_the_header_wins(site: Site) -> None:

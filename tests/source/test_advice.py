@@ -142,7 +142,8 @@ def calls_in(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def test_every_argument_that_is_advised_is_taken() -> None:
-    calls = {(n, a) for f in files() for t in texts(f) for n, names in calls_in(t) for a in names if hasattr(agl, n)}
+    ours = [file for file in files() if file.name != "frameworks.py"]  # whose lines tests/first_day compares
+    calls = {(n, a) for f in ours for t in texts(f) for n, names in calls_in(t) for a in names if hasattr(agl, n)}
     assert len(calls) > 20
     assert not [f"{name}({argument}=)" for name, argument in sorted(calls) if not is_taken(name, argument)]
 

@@ -57,6 +57,7 @@ SIBLINGS = {
     ("files", "keys"),
     ("terminal", "errors"),
     ("terminal", "console"),
+    ("console", "errors"),
     ("console", "keys"),
     ("errors", "installation"),
     ("errors", "frames"),

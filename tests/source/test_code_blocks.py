@@ -70,7 +70,7 @@ NOT_RUN = {
     ("from-art.md", "import art"): "the other side, whose backend wants a GPU",
     ("from-trl.md", "GRPOTrainer(model="): "the other side, which needs trl",
     ("from-verifiers.md", "import verifiers"): "the other side, which needs verifiers and another trainer",
-    ("gateway.md", "as_resource()"): "needs a store and an engine",
+    ("gateway.md", "as_resource()"): "tests/gateway/test_url_keys.py runs it, with a store and an engine",
     ("gateway.md", "Frozen(other_engine"): "needs a store and engines",
     ("gateway.md", "MyDialect()"): "needs a store and an engine, and a dialect of the reader's",
     ("logging.md", "TensorBoard"): "needs other packages; tests/metrics has all of it",

@@ -22,6 +22,7 @@ import agentlightning as agl
 from agentlightning.algorithm.records import names_of
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.cli.app import app
+from agentlightning.environments.base import SCHEMES
 from scripts.settings import written
 from tests.source.commands import PAGES, name_of
 
@@ -251,6 +252,17 @@ def test_a_list_of_the_commands_with_an_option_has_them_all(page: str, option: s
     commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
     named = {text.removeprefix("agl ").split()[0] for text in re.findall(r"`([^`]*)`", found)}
     assert named == {name for name, command in commands.items() if any(option in p.opts for p in command.params)}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_options_of_an_environment_are_listed(scheme: str) -> None:
+    """But for what its name and `--agent` give, and what goes to Gymnasium as it is."""
+    module, kind = SCHEMES[scheme].split(":")
+    _, *taken = inspect.signature(getattr(import_module(module), kind)).parameters
+    text = (ROOT / "docs" / "environments.md").read_text()
+    (section,) = re.findall(rf"^## {scheme}.*?(?=^## )", text, flags=re.MULTILINE | re.DOTALL | re.IGNORECASE)
+    (listed,) = re.findall(r"^Options:.*?\n\n", section, flags=re.MULTILINE | re.DOTALL)
+    assert {name for name in taken if f"`{name}" not in listed} <= {"agent", "arguments"}
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "`agl plan --model 1.7B" in page.read_text()], ids=name_of)

@@ -80,6 +80,17 @@ def test_what_a_service_logs_is_written_whole_and_a_terminal_is_spared() -> None
         assert stream.getvalue().count("\n") == lines
 
 
+def test_lines_of_a_framework_that_differ_in_numbers_alone_are_the_same_on_a_terminal() -> None:
+    shown, stream = TerminalLog(), Screen()
+    shown.setStream(stream)
+    log = logging.Logger("crewai.llms")
+    log.addHandler(shown)
+    for number in range(50):
+        log.error(f"The call failed - Usage(tokens={number}, total={2 * number})")
+    log.error("Something else")
+    assert stream.getvalue().count("\n") == TerminalLog.SHOWN + 2
+
+
 def test_a_standard_error_that_was_closed_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging, "raiseExceptions", False)  # Python would print that it cannot print
     shown, stream = TerminalLog(), io.StringIO()

@@ -158,7 +158,11 @@ class ServerThread(Connection):
             self._transport.abort()
 
     async def _supervise(self) -> str:
-        await asyncio.to_thread(self._thread.join)
+        try:
+            await asyncio.to_thread(self._thread.join)
+        except asyncio.CancelledError:  # the loop ends without close(), as at an exception, and waits for its threads
+            self._kill()
+            raise
         how = "could not load its model" if self._code else "ended by itself"
         return f"The model's thread {how}; the log says why."
 

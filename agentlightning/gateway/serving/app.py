@@ -399,9 +399,9 @@ def _wrong_attempt(key: AttemptKey) -> Refusal:
 
 def _wrong_client(key: AttemptKey, running: str) -> Refusal:
     return Refusal(
-        f"The code of {running} (rollout/attempt) sent this call with a client of {key.rollout_id}/{key.attempt_id}, "
-        "so it cannot be said whose it is. Make the client in each rollout, or make it once with "
-        "agentlightning.GATEWAY_URL as its base URL.",
+        "This client was made in another rollout. Make it in each (and the framework's agent or graph that holds it), "
+        f"or make it once with base_url=agl.GATEWAY_URL. The code of {running} (rollout/attempt) sent this call with a "
+        f"client of {key.rollout_id}/{key.attempt_id}, so it cannot be said whose it is.",
         status=403,
         kind="permission_error",
         code="wrong_client",

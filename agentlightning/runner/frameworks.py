@@ -1,0 +1,70 @@
+"""How each framework is given a rollout's model, and which framework an error came through.
+
+Frameworks are told apart by the files of a traceback: none of them is imported. What it is not: the table of what was
+tried with them, which is docs/clients.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from traceback import walk_tb
+
+CLIENT = "OpenAI(base_url=llm.endpoint, api_key=llm.api_key)"
+"""What the words about a client's address and key say where it is the plain one."""
+_CLIENTS = re.compile(rf"{re.escape(CLIENT)}(  and  model=llm\.model|\. Anthropic\(…\) takes the same two)?")
+_LANGCHAIN = "ChatOpenAI(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key)"
+_LITELLM = 'litellm.acompletion(f"openai/{llm.model}", api_base=llm.endpoint, api_key=llm.api_key, …)'
+FRAMEWORKS = {
+    "agent_framework_openai": "OpenAIChatClient(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key)",
+    "agents": "OpenAIResponsesModel(llm.model, AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key))",
+    "agentscope": "OpenAIChatModel(OpenAICredential(base_url=llm.endpoint, api_key=llm.api_key), llm.model)",
+    "agno": "OpenAILike(llm.model, base_url=llm.endpoint, api_key=llm.api_key)",
+    "autogen_ext": "OpenAIChatCompletionClient(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key, "
+    "model_info=…)",
+    "crewai": 'LLM(f"openai/{llm.model}", base_url=llm.endpoint, api_key=llm.api_key)',
+    "dspy": 'dspy.LM(f"openai/{llm.model}", api_base=llm.endpoint, api_key=llm.api_key)',
+    "google.adk": 'LiteLlm(f"openai/{llm.model}", api_base=llm.endpoint, api_key=llm.api_key)',
+    "google.genai": 'genai.Client(api_key=llm.api_key, http_options={"base_url": llm.endpoint})',
+    "langchain": _LANGCHAIN,
+    "langchain_anthropic": "ChatAnthropic(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key)",
+    "langchain_openai": _LANGCHAIN,
+    "llama_index": "OpenAILike(model=llm.model, api_base=llm.endpoint, api_key=llm.api_key, is_chat_model=True, …)",
+    "pydantic_ai": "OpenAIChatModel(llm.model, provider=OpenAIProvider(base_url=llm.endpoint, api_key=llm.api_key))",
+    "smolagents": "OpenAIServerModel(llm.model, api_base=llm.endpoint, api_key=llm.api_key)",
+    "strands": 'OpenAIModel(client_args={"base_url": llm.endpoint, "api_key": llm.api_key}, model_id=llm.model)',
+    "litellm": _LITELLM,
+}
+"""By the package that is imported, what makes its model or its client that of a rollout."""
+_OF_ITS_OWN = re.compile(r"[\\/](?:site|dist)-packages[\\/]([\w.]+?)[\\/](?:(\w+)[\\/])?")
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it came from."""
+    found: BaseException | None = error
+    for _ in range(20):
+        if found is None:
+            return
+        yield found
+        found = found.__cause__ or found.__context__
+
+
+def framework_of(error: BaseException | None) -> str | None:
+    """The package of the framework nearest to where the error was raised; another's LiteLLM counts as the other."""
+    if error is None:
+        return None
+    found = [name for each in causes(error) for name in _through(each)]
+    return next((name for name in reversed(found) if name != "litellm"), found[-1] if found else None)
+
+
+def _through(error: BaseException) -> Iterator[str]:
+    for frame, _ in walk_tb(error.__traceback__):
+        if (place := _OF_ITS_OWN.search(frame.f_code.co_filename)) is not None:
+            yield from {place[1], f"{place[1]}.{place[2]}"} & FRAMEWORKS.keys()
+
+
+def in_its_words(words: str, error: BaseException | None) -> str:
+    """The same words with the framework's own line in place of the plain client's, where the error came through one."""
+    if (framework := framework_of(error)) is None:
+        return words
+    return _CLIENTS.sub(lambda _: FRAMEWORKS[framework], words)
