@@ -27,6 +27,8 @@ BYTES_OF = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 LOGPROB_GAP = 1e-3
 """For most models, the largest difference between two correct ways to compute a log-prob in float32."""
+FOR_ADAPTER = 20
+"""How many times the learning rate for all weights a LoRA adapter gets."""
 SMALL_MODEL, MOST_FOR_SMALL = 3e7, 3.4
 """Below so many parameters the learning rate grows with the root of how many times smaller a model is, up to this
 factor."""
@@ -88,14 +90,15 @@ class ModelShape:
 
         1e-6 for all weights of a model 4096 wide and 30 layers deep, as DeepSeekMath 7B was trained with GRPO
         (arXiv 2402.03300, section 4.2). Adam's best step falls with the width (Yang et al., arXiv 2203.03466, table 3)
-        and with the root of the depth (Yang et al., arXiv 2310.02244). A LoRA adapter wants ten times as much,
-        whatever its rank (Schulman et al., "LoRA Without Regret", Thinking Machines Lab, 2025). All weights of a model
-        below 30 million parameters want more than that: these are random, or learned little that could be lost, and
-        were measured (`benchmarks/scratch.py`, docs/algorithms.md).
+        and with the root of the depth (Yang et al., arXiv 2310.02244). A LoRA adapter wants ten times as much or more,
+        whatever its rank (Schulman et al., "LoRA Without Regret", Thinking Machines Lab, 2025): with twenty times two
+        models learned more than with ten, and with more than that `max_kl` begins to halve steps. All weights of a
+        model below 30 million parameters want more, too: these are random, or learned little that could be lost. The
+        figures are in docs/algorithms.md.
         """
         large = 1e-6 * (4096 / self.hidden) * math.sqrt(30 / self.layers)
         if adapter or self.adapter:
-            return float(f"{large * 10:.1e}")
+            return float(f"{large * FOR_ADAPTER:.1e}")
         small = min(max((SMALL_MODEL / max(self.parameters, 1)) ** 0.5, 1.0), MOST_FOR_SMALL)
         return float(f"{large * small:.1e}")
 
