@@ -119,8 +119,10 @@ def test_an_option_is_explained_in_the_words_of_its_help() -> None:
 
 def test_every_benchmark_is_documented() -> None:
     text = (ROOT / "docs" / "benchmarks.md").read_text()
-    scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py")}
+    scripts = {path.name: path.read_text() for path in (ROOT / "benchmarks").glob("*.py")}
     assert {name for name in scripts if f"`benchmarks/{name}`" not in text} == set()
+    without = {name for name, code in scripts.items() if not {"--quick", "--json"} <= {*re.findall(r"--\w+", code)}}
+    assert without == set(), "the page says that all of them take both, and `make bench` gives --quick"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
