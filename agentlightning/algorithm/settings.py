@@ -105,7 +105,7 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, Algorithm):
     steps: PositiveInt | None = None
     """Number of steps; None: as many as `epochs` need."""
     learning_rate: NonNegativeFloat | None = None
-    """AdamW's learning rate. None: what suits the model's size and kind, ten times as much for an adapter, up to 3.4
+    """AdamW's learning rate. None: what suits the model's size and kind, twenty times as much for an adapter, up to 3.4
     times for all weights of a small model; the first line of a run says it."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How the learning rate changes; "linear" and "cosine" fall to zero at the end of the run."""

@@ -1,9 +1,5 @@
-"""`LitAgent`: the class form of an agent. It knows its task and its resources, nothing of stores or training.
-
-The resources as an agent is given them: a dictionary whose errors say what there is.
-
-Class-based agents of older scripts read `resources["main_llm"]`, newer ones `resources["llm"]`: both names mean the one
-endpoint that is there.
+"""`LitAgent`: the class form of an agent, and the resources as it is given them. An agent knows its task and its
+resources, nothing of stores or training.
 """
 
 from __future__ import annotations
@@ -33,10 +29,10 @@ class LitAgent(Generic[T]):
     """
 
     trained_agents: str | None = None
-    """A regular expression: only calls of agents whose name it finds something in are trained. None trains all."""
+    """A regular expression: only calls of agents in whose name it finds a match are trained. None trains all."""
 
     environment: Mapping[str, Any] | None = None
-    """Where it is an environment's: what `load_environment` was given, as `spec`, `agent` and `options`."""
+    """For an environment's agent: the arguments of `load_environment`, as `spec`, `agent` and `options`."""
 
     group_reward: GroupReward | None = None
     """Rewards the training rollouts of a task together, when all of them have finished: a function or a method of a
@@ -127,7 +123,7 @@ class LitAgent(Generic[T]):
 
 
 def _by_name(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method as it is called here. One that was written as (task, rollout_id, resources) is told by its names."""
+    """The method as it is called here. One written as (task, rollout_id, resources) is recognised by these names."""
     names = list(inspect.signature(method).parameters)
     if names[1:3] != ["rollout_id", "resources"]:
         return method
@@ -142,7 +138,9 @@ _SAME = {"llm": "main_llm", "main_llm": "llm"}
 
 
 class GivenResources(dict[str, Resource]):
-    """See the module's docstring."""
+    """A dictionary whose errors name the resources that are there. Class-based agents of older scripts read
+    `resources["main_llm"]`, newer ones `resources["llm"]`: both names mean the one endpoint that is there.
+    """
 
     def __missing__(self, name: str) -> Resource:
         other = _SAME.get(name, "")

@@ -1,6 +1,5 @@
-"""The terminal: a table that grows by a row per step, and a line that says what is going on right now.
-
-A run in a notebook: a curve that grows by a point per step, with what is going on below it.
+"""Runs on the screen: in a terminal a table that grows by a row per step and a line with what is going on right now; in
+a notebook a curve that grows by a point per step, with the same line below it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,18 @@ from agentlightning.metrics.sink import Columns, Sink
 from agentlightning.metrics.svg import curve_svg, points_of
 
 Console = Sink
-"""What shows a run to a person: any sink."""
+"""Shows a run to a person: any sink can."""
+
+
+def default_console() -> Sink:
+    """A curve where code runs in a notebook, else rows in the terminal."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is None or type(shell).__name__ != "ZMQInteractiveShell":
+        return RichConsole()
+    from IPython.display import HTML, display
+
+    handle: Any = display(HTML(""), display_id=True)
+    return NotebookConsole(lambda html: handle.update(HTML(html)))
 
 
 class SilentConsole(Sink):
@@ -62,7 +72,7 @@ class RichConsole(Sink):
 
 
 def _progress(metrics: Mapping[str, Any]) -> dict[str, str]:
-    """Which step of how many it was, and how long the rest will take."""
+    """The step, of how many, and how long the rest will take."""
     step, steps, left = (metrics.get(name) for name in ("step", "steps", "seconds_left"))
     progress = {} if step is None else {"progress": f"{step}" if steps is None else f"{step}/{steps}"}
     return progress if not left else {**progress, "left": _duration(left)}
@@ -83,11 +93,11 @@ def _cell(value: Any, form: str) -> str:
 
 
 _LAST = 6
-"""Notes and warnings that stay visible."""
+"""How many notes and warnings stay visible."""
 
 
 class NotebookConsole(Sink):
-    """`show(html)` replaces what is shown. Everything said is escaped."""
+    """Draws the run by `show(html)`, which replaces what was shown before. All texts are escaped."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
@@ -126,14 +136,3 @@ class NotebookConsole(Sink):
         curves = {"training": points_of(self._steps, "reward"), "validation": points_of(self._steps, "val_reward")}
         lines = [f"<div style='{style};white-space:pre-wrap'>{escape(text)}</div>" for style, text in self._lines]
         return f"<div>{curve_svg(curves, 'reward')}<div><i>{escape(self._status)}</i></div>{''.join(lines)}</div>"
-
-
-def default_console() -> Sink:
-    """A curve where code runs in a notebook, else rows in the terminal."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is None or type(shell).__name__ != "ZMQInteractiveShell":
-        return RichConsole()
-    from IPython.display import HTML, display
-
-    handle: Any = display(HTML(""), display_id=True)
-    return NotebookConsole(lambda html: handle.update(HTML(html)))

@@ -1,12 +1,10 @@
-"""Estimates from rewards of several tasks: intervals of means, and the best of k. Pure, without numpy, as models behind
-other servers are evaluated without it.
+"""Estimates from rewards of several tasks: intervals of means, the best of k, and the difference that so many tasks can
+show, which is said before anything is spent. Pure, and without numpy, as models behind other servers are evaluated
+without it.
 
-`scripts/calibration.py` measures how often the intervals hold.
-
-What difference so many tasks can show, said before anything is spent. Pure.
-
-Rewards of 0 and 1 are assumed. How far they vary from task to task decides: most where the two that are compared earn
-independently of each other (two draws of a model), least where the better one never loses a task that the other wins.
+`scripts/calibration.py` measures how often the intervals hold. Visible differences assume rewards of 0 and 1. They
+depend on how far rewards vary from task to task: most where the two that are compared earn independently of each other
+(two draws of a model), least where the better one never loses a task that the other wins.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ Bounds = tuple[float, float]
 _COMMON_BOUNDS: Sequence[Bounds] = ((0.0, 1.0), (-1.0, 1.0))
 _HALVINGS = 36
 _DISTINCT = 500
-"""So many different values are looked at; of more, each is taken for the next lower of as many steps."""
+"""The most different values that are looked at. If there are more, each is rounded down to one of so many steps."""
 _NORMAL = NormalDist()
 
 
 def bounds_of(rewards: Sequence[float]) -> Bounds:
-    """Between which values rewards lie: 0 to 1 or −1 to 1 where those hold all of them, else their extremes and 0."""
+    """The range of rewards: 0 to 1 or −1 to 1 where all lie in it, otherwise their extremes and 0."""
     low, high = min(*rewards, 0.0), max(*rewards, 0.0)
     return next((b for b in _COMMON_BOUNDS if b[0] <= low and high <= b[1]), (low, high))
 
@@ -149,7 +147,7 @@ _CASES = 100
 _MANY = 400
 """With more tasks than this, the smallest gain shrinks with the root of their number."""
 _Detects = Callable[[Sequence[float]], bool]
-"""Whether differences of rewards, one for each task, are enough to say that there is one."""
+"""Whether differences of rewards, one for each task, are enough to call the two different."""
 
 
 def visible_gain(tasks: int, detects: _Detects, *, repeats: int = 1, never_loses: bool = False) -> float | None:
@@ -157,7 +155,6 @@ def visible_gain(tasks: int, detects: _Detects, *, repeats: int = 1, never_loses
 
     `repeats` is how many rollouts each task has of each of the two. The same numbers are drawn for each gain.
     """
-
     if tasks > _MANY:
         found = visible_gain(_MANY, detects, repeats=repeats, never_loses=never_loses)
         return found and round(found * (_MANY / tasks) ** 0.5, 2)

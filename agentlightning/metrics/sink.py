@@ -6,11 +6,9 @@
 
     Trainer(sinks=[MySink()])
 
-Methods are called in the order things happen, one at a time, and should return soon: the training loop waits.
-
-The reporter: where an algorithm sends what it measures and what it has to say. It hands all of it to the sinks.
-
-`metrics.jsonl`: one line per step, always written; a resumed run goes on in the same file.
+Methods are called in the order things happen, one at a time, and should return soon: the training loop waits. The
+`Reporter` is what an algorithm sends its measurements and messages to, and hands them to all sinks. `JsonlSink` writes
+`metrics.jsonl`, a line per step, for every run; a resumed run goes on in the same file.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ Columns = Sequence[tuple[str, str, str]]
 
 
 class Sink:
-    """Does nothing with anything; a base class and a null object."""
+    """A base class whose methods do nothing."""
 
     def start(self, run: Run) -> None:
         """The run begins, or goes on after it was resumed."""
@@ -77,7 +75,7 @@ class Reporter(Sink):
         self._gauges: Callable[[], Mapping[str, Any]] = dict
 
     def measure_too(self, gauges: Callable[[], Mapping[str, Any]]) -> None:
-        """Read these with every step, whatever the algorithm reports."""
+        """Add these metrics to every step, whatever the algorithm reports."""
         self._gauges = gauges
 
     def _tell(self, what: Callable[[Sink], None]) -> None:
@@ -121,7 +119,7 @@ class Reporter(Sink):
 
 METRICS_FILE = "metrics.jsonl"
 RUN_FILE = "run.json"
-"""What the run is, beside them in its folder."""
+"""The file beside the metrics that describes the run."""
 
 
 class JsonlSink(Sink):
@@ -141,10 +139,10 @@ class JsonlSink(Sink):
         self._file.close()
 
 
-_BYTES = 2**29
-"""Of a metrics file."""
+_MOST_BYTES = 2**29
+"""The largest metrics file that is read."""
 _LISTS_AND_TEXTS = ("tasks", "groups", "outcomes", "note")
-"""Metrics that are no numbers."""
+"""Metrics that are not numbers."""
 _NUMBERS = frozenset(metric.name for metric in METRICS) - {*_LISTS_AND_TEXTS}
 
 
@@ -152,7 +150,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Reads all complete lines of a metrics file. An unfinished last line is skipped. Raises ConfigError, with the
     line, for a file that no run writes: it was damaged, or somebody else wrote it."""
     try:
-        lines = read_text(path, _BYTES).split("\n")[:-1]
+        lines = read_text(path, _MOST_BYTES).split("\n")[:-1]
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {reason_of_file(error)}.") from None
     return [metrics_row(line, f"{path} is damaged: line {number}") for number, line in enumerate(lines, 1)]

@@ -1,9 +1,8 @@
-"""What computes: a small table of GPUs, and this machine's processor. For plans on paper; torch is not loaded.
+"""What computes: a small table of GPUs, and this machine's processor; for plans on paper, and to refuse a model that
+does not fit before minutes are spent on loading it. Torch is not loaded.
 
-Figures are those of the makers' data sheets: dense bfloat16 with float32 accumulation, and what `nvidia-smi` reports of
-the memory, not what the box says.
-
-Whether a model that is to be trained fits, before minutes are spent on loading it.
+Figures are those of the makers' data sheets: dense bfloat16 with float32 accumulation, and of the memory what
+`nvidia-smi` reports, not what the box says.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One device."""
+    """A device that computes."""
 
     name: str
     memory: int
@@ -175,7 +174,7 @@ def cache_bytes(free: int | None) -> int:
 
 
 def memory_of(device: str) -> tuple[int | None, str]:
-    """Bytes that are there for a model, and where; None where that cannot be found out."""
+    """Bytes that a model may take, and where they are; None where that cannot be found out."""
     if not device.startswith("cpu"):
         gpu = _gpu_memory()
         if gpu is not None or device.startswith("cuda"):
@@ -201,8 +200,8 @@ def _gpu_memory() -> int | None:
 
 
 def _free_memory() -> int | None:
-    """What the kernel says is available, within the limit of the container; all there is where it does not say, as on
-    a Mac, whose GPU shares it."""
+    """The memory that the kernel reports as available, within the limit of the container; all memory where it reports
+    nothing, as on a Mac, whose GPU shares it."""
     try:
         lines = _MEMINFO.read_text().splitlines()
     except OSError:

@@ -1,13 +1,11 @@
-"""What a model's config.json says of its size, read without loading the model: for defaults, and for what fits where.
+"""A model's size, read from its config.json without loading the model: for defaults, and for what fits where.
 
 Counts are those of the usual decoder (attention with grouped keys, a gated MLP or experts): right within a few percent,
-good enough to choose a learning rate or to see that a model does not fit.
+good enough to choose a learning rate or to see that a model does not fit. Sizes that people speak of by their number
+alone (`8B`) are those of widely used open models.
 
-Asking the Hugging Face hub for a model's config.json: quickly, and with words where it cannot be had.
-
-Left alone, the hub's client tries for half a minute to reach a host that is not there, and for a name that was a typo.
-
-Sizes that people speak of by their number alone, as the configurations of widely used open models have them.
+The Hugging Face hub is asked with limits of our own: left alone, its client tries for half a minute to reach a host
+that is not there, and for a name that was a typo.
 """
 
 from __future__ import annotations
@@ -28,22 +26,24 @@ from agentlightning.reading import read_object
 BYTES_OF = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 LOGPROB_GAP = 1e-3
-"""How far two right ways to compute a log-prob in float32 are apart at most, of most models."""
+"""For most models, the largest difference between two correct ways to compute a log-prob in float32."""
+FOR_ADAPTER = 20
+"""How many times the learning rate for all weights a LoRA adapter gets."""
 SMALL_MODEL, MOST_FOR_SMALL = 3e7, 3.4
-"""Below so many parameters the learning rate grows with the root of how many times smaller a model is, and at most so
-many times."""
+"""Below so many parameters the learning rate grows with the root of how many times smaller a model is, up to this
+factor."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes that matter."""
+    """The sizes of a model."""
 
     hidden: int
     """Width of the residual stream."""
     layers: int
     parameters: int
     max_context: int | None
-    """The longest sequence it was made for; None where its configuration does not say."""
+    """The longest sequence that the model was made for; None where its configuration does not say."""
     adapter: bool = False
     """The directory holds a LoRA adapter of the model, not the model."""
     query: int = 0
@@ -90,14 +90,15 @@ class ModelShape:
 
         1e-6 for all weights of a model 4096 wide and 30 layers deep, as DeepSeekMath 7B was trained with GRPO
         (arXiv 2402.03300, section 4.2). Adam's best step falls with the width (Yang et al., arXiv 2203.03466, table 3)
-        and with the root of the depth (Yang et al., arXiv 2310.02244). A LoRA adapter wants ten times as much,
-        whatever its rank (Schulman et al., "LoRA Without Regret", Thinking Machines Lab, 2025). All weights of a model
-        below 30 million parameters want more than that: these are random, or learned little that could be lost, and
-        were measured (`benchmarks/scratch.py`, docs/algorithms.md).
+        and with the root of the depth (Yang et al., arXiv 2310.02244). A LoRA adapter wants ten times as much or more,
+        whatever its rank (Schulman et al., "LoRA Without Regret", Thinking Machines Lab, 2025): with twenty times two
+        models learned more than with ten, and with more than that `max_kl` begins to halve steps. All weights of a
+        model below 30 million parameters want more, too: these are random, or learned little that could be lost. The
+        figures are in docs/algorithms.md.
         """
         large = 1e-6 * (4096 / self.hidden) * math.sqrt(30 / self.layers)
         if adapter or self.adapter:
-            return float(f"{large * 10:.1e}")
+            return float(f"{large * FOR_ADAPTER:.1e}")
         small = min(max((SMALL_MODEL / max(self.parameters, 1)) ** 0.5, 1.0), MOST_FOR_SMALL)
         return float(f"{large * small:.1e}")
 
@@ -117,9 +118,9 @@ class ModelShape:
 
 
 def read_shape(model: str | Path) -> ModelShape | None:
-    """Of a shipped model, a directory or a Hugging Face id; None where there is no config.json that can be understood.
+    """The shape of a shipped model, a directory or a Hugging Face id; None without a config.json that is understood.
 
-    Raises ModelError for what is no model, or one that cannot be had from here.
+    Raises ModelError for a name without a model, or with one that cannot be reached from here.
     """
     place = resolve_model(model)
     adapter = Path(place) / "adapter_config.json"
@@ -135,7 +136,7 @@ def read_shape(model: str | Path) -> ModelShape | None:
 
 
 def shape_of(config: dict[str, Any]) -> ModelShape:
-    """Of a configuration as `transformers` writes it; of a model with pictures or sounds its text part."""
+    """The shape in a configuration as `transformers` writes it; of a model with pictures or sounds its text part."""
     config = config.get("text_config", config)
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     heads = config["num_attention_heads"]
@@ -163,63 +164,8 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
 
 
 def count_of(parameters: int) -> str:
-    """For people: so many million or billion."""
+    """The number for people, in millions or billions."""
     return f"{parameters / 1e9:.1f} billion" if parameters >= 1e9 else f"{parameters / 1e6:.1f} million"
-
-
-_SECONDS = 5.0
-
-
-def _config_from_hub(name: str) -> Path | None:
-    """The config.json of a Hugging Face id, from the cache or downloaded; None where the hub's client is not installed.
-
-    Raises ModelError that says why it cannot be had.
-    """
-    try:
-        from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
-        from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
-    except ImportError:
-        return None
-    try:
-        cached = try_to_load_from_cache(name, "config.json")
-        if isinstance(cached, str):
-            return Path(cached)
-        if constants.HF_HUB_OFFLINE:
-            raise _not_here(name, "and HF_HUB_OFFLINE=1 forbids to look for it on the Hugging Face hub")
-        if not _reachable(constants.ENDPOINT):
-            raise _not_here(name, f"and the Hugging Face hub ({constants.ENDPOINT}) cannot be reached from here")
-        return Path(hf_hub_download(name, "config.json", etag_timeout=_SECONDS))
-    except GatedRepoError:
-        raise ModelError(
-            f"'{name}' could not be loaded: its owners ask who uses it. Accept their terms at "
-            f"{constants.ENDPOINT}/{name}, then run: hf auth login"
-        ) from None
-    except RepositoryNotFoundError:
-        raise _not_here(name, "nor on the Hugging Face hub (or it is private: hf auth login)") from None
-    except (HFValidationError, HfHubHTTPError, OSError) as error:
-        raise _not_here(name, f"and the hub answered: {str(error).splitlines()[0]}") from None
-
-
-def _not_here(name: str, why: str) -> ModelError:
-    folder = Path(name).parent
-    mistyped = f" The folder '{folder}' is here, but there is no '{Path(name).name}' in it." if folder.is_dir() else ""
-    return ModelError(
-        f"The model '{name}' could not be loaded: it is neither in this directory nor downloaded, {why}.{mistyped} "
-        "Check the name, or give a directory with a model, or 'calc', which ships with the package."
-    )
-
-
-def _reachable(endpoint: str) -> bool:
-    """Whether the host answers at all. Behind a proxy only the proxy knows."""
-    if getproxies():
-        return True
-    url = urlsplit(endpoint)
-    port = url.port or (443 if url.scheme == "https" else 80)
-    try:
-        with socket.create_connection((url.hostname or "", port), timeout=_SECONDS):
-            return True
-    except OSError:
-        return False
 
 
 def _decoder(hidden: int, layers: int, heads: int, keys: int, inner: int, *, tied: bool, **more: int) -> ModelShape:
@@ -264,7 +210,7 @@ def is_size(model: str) -> bool:
 
 
 def known_shape(model: str) -> ModelShape:
-    """Of a size such as `8B`, a shipped model, a directory or a Hugging Face id.
+    """The shape of a size such as `8B`, a shipped model, a directory or a Hugging Face id.
 
     Raises ModelError for what is none of these, or has no configuration that can be understood.
     """
@@ -278,3 +224,58 @@ def known_shape(model: str) -> ModelShape:
             f"The configuration of '{model}' does not say its sizes. Give a size instead: {', '.join(SIZES)}."
         )
     return shape
+
+
+_HUB_SECONDS = 5.0
+
+
+def _config_from_hub(name: str) -> Path | None:
+    """The config.json of a Hugging Face id, from the cache or downloaded; None where the hub's client is not installed.
+
+    Raises ModelError that says why it cannot be had.
+    """
+    try:
+        from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
+        from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+    except ImportError:
+        return None
+    try:
+        cached = try_to_load_from_cache(name, "config.json")
+        if isinstance(cached, str):
+            return Path(cached)
+        if constants.HF_HUB_OFFLINE:
+            raise _not_here(name, "and HF_HUB_OFFLINE=1 forbids to look for it on the Hugging Face hub")
+        if not _reachable(constants.ENDPOINT):
+            raise _not_here(name, f"and the Hugging Face hub ({constants.ENDPOINT}) cannot be reached from here")
+        return Path(hf_hub_download(name, "config.json", etag_timeout=_HUB_SECONDS))
+    except GatedRepoError:
+        raise ModelError(
+            f"'{name}' could not be loaded: its owners ask who uses it. Accept their terms at "
+            f"{constants.ENDPOINT}/{name}, then run: hf auth login"
+        ) from None
+    except RepositoryNotFoundError:
+        raise _not_here(name, "nor on the Hugging Face hub (or it is private: hf auth login)") from None
+    except (HFValidationError, HfHubHTTPError, OSError) as error:
+        raise _not_here(name, f"and the hub answered: {str(error).splitlines()[0]}") from None
+
+
+def _not_here(name: str, why: str) -> ModelError:
+    folder = Path(name).parent
+    mistyped = f" The folder '{folder}' is here, but there is no '{Path(name).name}' in it." if folder.is_dir() else ""
+    return ModelError(
+        f"The model '{name}' could not be loaded: it is neither in this directory nor downloaded, {why}.{mistyped} "
+        "Check the name, or give a directory with a model, or 'calc', which ships with the package."
+    )
+
+
+def _reachable(endpoint: str) -> bool:
+    """Whether the host answers at all. Behind a proxy only the proxy knows."""
+    if getproxies():
+        return True
+    url = urlsplit(endpoint)
+    port = url.port or (443 if url.scheme == "https" else 80)
+    try:
+        with socket.create_connection((url.hostname or "", port), timeout=_HUB_SECONDS):
+            return True
+    except OSError:
+        return False

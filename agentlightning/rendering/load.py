@@ -1,7 +1,4 @@
-"""Loading the rendering of a model: which renderer fits it, proved on probe conversations before it is trusted.
-
-What a renderer is tried on before it is trusted with a model.
-"""
+"""Loading the rendering of a model: which renderer fits it, tried on probe conversations before it is trusted."""
 
 from __future__ import annotations
 
@@ -24,12 +21,12 @@ from agentlightning.rendering.tokenizer import load_tokenizer, model_directory, 
 logger = logging.getLogger(__name__)
 
 SETTINGS_FILE = "agentlightning.json"
-"""In a model directory: {"renderer": name, "renderer_options": {…}}, written with every checkpoint."""
+"""The file in a model directory with {"renderer": name, "renderer_options": {…}}, written with every checkpoint."""
 
 _TOOL_PARSERS = ("qwen3", "qwen3.5", "glm", "deepseek-v3")
 """The library's parsers of tool calls for templates, the common ones first."""
 _HARMONY_TOKENS = 200_000
-"""Fewer than this, and a vocabulary is not the one of GPT-OSS."""
+"""A smaller vocabulary is not that of GPT-OSS."""
 
 
 def load_rendering(path: str, renderer: str | None = None) -> RenderersRendering:
@@ -37,8 +34,7 @@ def load_rendering(path: str, renderer: str | None = None) -> RenderersRendering
 
     Which renderer: the one named by `renderer`, else by the model's `agentlightning.json`, else by the library's list
     of hub ids, else the one that agrees with the model's own chat template on probe conversations, else the template
-    itself. Raises `ModelError`, with the setting to give, when
-    tools would not be understood.
+    itself. Raises `ModelError`, with the setting to give, when tools would not be understood.
     """
     found = _load(path, renderer)
     found.source = RenderingSource(path, renderer)
@@ -175,7 +171,7 @@ def _by_template(
 def _template_renderers(
     tokenizer: Any, path: str, options: Mapping[str, Any], format: Format | None, given: Mapping[str, Any]
 ) -> tuple[TemplateRenderer, TemplateRenderer]:
-    """One that obeys the template about reasoning, one that keeps it. `given`: arguments of a request."""
+    """A renderer that obeys the template about reasoning, and one that keeps it. `given`: arguments of a request."""
     named = [tokenizer.convert_tokens_to_ids(text) for text in (format.stops if format else ())]
     stops = dict.fromkeys([tokenizer.eos_token_id, *stop_tokens(path), *named])
     known = [token for token in stops if token is not None]
@@ -282,9 +278,7 @@ _PROBES: tuple[tuple[list[Message], list[Tool] | None], ...] = (
 
 
 def _agrees(renderer: Any, tokenizer: Any) -> bool:
-    """Whether a renderer gives the chat template's tokens on every probe that the template accepts, and on most of
-    them.
-    """
+    """Whether the chat template accepts most probes, and the renderer gives its tokens on each of those."""
     from jinja2 import TemplateError
 
     agreed = 0

@@ -2,12 +2,11 @@
 
 The bridge is what the template writes after an answer. A short conversation with a placeholder for the answer is
 rendered together with the new messages; the text from the end of the placeholder's turn on is what follows the sampled
-tokens.
-So nothing sampled is ever rendered, whatever the template looks like. Not for models that the `renderers` library
-knows; its objects and this one have the same methods.
+tokens. So nothing sampled is ever rendered, whatever the template looks like. Not for models that the `renderers`
+library knows; its objects and this one have the same methods.
 
-Is a model's own chat template sound? Asked before a renderer is looked for, so that a mistake in the template is
-named with its file and line instead of as a model whose tools are not understood.
+A template is checked before a renderer is looked for, so that a mistake in it is named with its file and line instead
+of as a model whose tools are not understood.
 """
 
 from __future__ import annotations
@@ -257,7 +256,7 @@ def check_template(tokenizer: Any, path: str) -> None:
 
 
 def trouble_with_tools(tokenizer: Any, path: str, tools: Sequence[Tool]) -> str | None:
-    """What goes wrong in the template when it is given tools; None if nothing does."""
+    """The mistake that the template makes when it is given tools; None if it makes none."""
     try:
         _written(tokenizer, _QUESTION, list(tools))
     except Exception as error:

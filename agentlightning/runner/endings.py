@@ -1,8 +1,7 @@
-"""How an attempt ended: its outcome, and the words for what went wrong. Pure.
+"""How an attempt ended: its outcome, and the words for what went wrong, with what an agent's exception probably means
+here (the mistakes that everybody makes once) and what mends it. Pure.
 
-What an agent's exception probably means here: the mistakes that everybody makes once, and what mends them.
-
-Clients are told apart by the names of their errors: none of them is imported.
+Clients are recognised by the names of their errors: none of them is imported.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from agentlightning.store.operations.codec import readable
 from agentlightning.types import Outcome
 
 MOST_CHARACTERS = 64_000
-"""Of an error; what is longer loses its middle."""
+"""The longest text of an error; a longer one loses its middle."""
 _PACKAGE = Path(__file__).parents[1]
 _OURS = tuple(f"{_PACKAGE / name}{os.sep}" for name in ("runner", "litagent"))
 
@@ -56,7 +55,7 @@ class GatewaySummary(Protocol):
 
     @property
     def refused(self) -> str | None:
-        """Why the last call that the gateway refused was."""
+        """Why the gateway itself last refused a call."""
         ...
 
     @property
@@ -66,12 +65,12 @@ class GatewaySummary(Protocol):
 
     @property
     def lost(self) -> str | None:
-        """Why answers that the agent was given are missing in the store, or may be."""
+        """Why calls that were answered are missing in the store, or may be."""
         ...
 
     @property
     def rewarded(self) -> bool:
-        """A reward came by HTTP."""
+        """Whether a reward came by HTTP."""
         ...
 
 
@@ -88,7 +87,7 @@ class Ending:
 
 
 def with_gateway(ending: Ending, summary: GatewaySummary) -> Ending:
-    """What the gateway knows better: a failure that was the system's, or the end of what the agent may use.
+    """The ending, corrected by what the gateway saw: a failure of the system, or a limit that the agent reached.
 
     An attempt whose calls are not all recorded is tried again, however its agent ended: what it earned belongs to calls
     that nobody has. Clients raise when they are refused at a limit, so an agent's error after that is truncation: it is
@@ -99,9 +98,8 @@ def with_gateway(ending: Ending, summary: GatewaySummary) -> Ending:
         return Ending(Outcome.INFRA_ERROR, "\n".join(filter(None, (summary.lost, ending.error))))
     if ending.outcome is Outcome.AGENT_ERROR and summary.infra_error:
         message, _, way = (ending.error or "").partition("\n")
-        sentence = (
-            message if summary.infra_error not in message else ""
-        )  # a client that repeats what the gateway answered
+        # A client may repeat what the gateway answered.
+        sentence = message if summary.infra_error not in message else ""
         return Ending(Outcome.INFRA_ERROR, "\n".join(filter(None, (summary.infra_error, sentence, way))))
     if ending.outcome is Outcome.AGENT_ERROR and summary.refused_by_provider and summary.calls:
         return Ending(Outcome.JUDGE_ERROR, f"{summary.refused_by_provider}\n{ending.error}")
@@ -126,7 +124,7 @@ def _after_the_first_line(error: str, words: str) -> str:
 
 
 def _with_hint(ending: Ending, *, was_called: bool) -> Ending:
-    """With what its exception probably comes from, now that it is known whether the model had answered."""
+    """The ending with the probable cause of its exception, now that it is known whether the model had answered."""
     hint = (hint_with_calls if was_called else hint_without_calls)(ending.exception)
     if not hint or not ending.error:
         return ending
@@ -136,7 +134,7 @@ def _with_hint(ending: Ending, *, was_called: bool) -> Ending:
 
 
 def _unanswered(ending: Ending, summary: GatewaySummary) -> Ending | None:
-    """How an attempt ended all of whose model calls were refused: whatever it earned, the model has no part in it."""
+    """The ending of an attempt whose model calls were all refused: whatever it earned, the model has no part in it."""
     if summary.refused is None or summary.calls or summary.forwarded or summary.limit:
         return None
     why = f"None of its model calls was answered. The last one: {summary.refused}"
@@ -148,7 +146,7 @@ def _unanswered(ending: Ending, summary: GatewaySummary) -> Ending | None:
 
 
 def describe(error: BaseException, task: object = None) -> str:
-    """The message, what it probably comes from, and the way through the user's own files (or, if none, all files)."""
+    """The message, its probable cause, and the way through the user's own files (or, if none, all files)."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
     own = [f for f in frames if not is_library(f.filename)]
     hint, trace = hint_for(error) or _hint_of_task(error, task), "".join(traceback.format_list(own or frames))
@@ -311,13 +309,13 @@ _PYTHONS_WORDS = {
     r"^EOF when reading a line": _NO_KEYBOARD,
     r"^SQLite objects created in a thread can only be used in that same thread": IN_ANOTHER_THREAD,
 }
-"""What Python says of a mistake, and what mends it."""
+"""Python's words for a mistake, and the hint that goes with them."""
 _NOT_CONNECTED = (
     *("APIConnectionError", "APITimeoutError", "ConnectError", "ConnectTimeout", "ClientConnectorError"),
     *("ConnectionError", "ConnectTimeoutError", "NewConnectionError", "ProxyError", "ClientProxyConnectionError"),
     *("URLError", "gaierror"),
 )
-"""Errors of clients whose call arrived nowhere; an error counts as one by its class or a class above it."""
+"""Errors of clients whose call arrived nowhere, by the name of their class or of a class above it."""
 _KEY_REFUSED = ("AuthenticationError", "ModelAuthenticationError")
 _HUNG_UP = ("RemoteProtocolError", "RemoteDisconnected", "ServerDisconnectedError", "ConnectionResetError", "ReadError")
 """Errors of a connection that was made and that the other side ended."""
@@ -328,19 +326,19 @@ _ERRORS_OF_PROGRAMS = re.compile(
     rf"\b({'|'.join(_NOT_CONNECTED)}|AuthenticationError|ECONNREFUSED|ENOTFOUND|Connection refused)\b"
 )
 _OF_TEXTS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, SyntaxError)
-"""What is raised by code that reads a text of another form than it expects."""
+"""Errors of code that reads a text of another form than it expects."""
 _NONE_FOR_TEXT = re.compile(
     r"(not|got) '?NoneType'?$|argument of type 'NoneType'|^'NoneType' object has no attribute "
     r"'(strip|lower|upper|split|find|replace|startswith|endswith|partition)'"
 )
-"""What Python says of a None where a text is read."""
+"""Python's words for a None where a text is read."""
 _WANTS_A_KEY = re.compile(r"api_key|credentials|authentication method|API[ _]key", re.IGNORECASE)
 _OF_A_MODELS_NAME = re.compile(r"\b([Mm]odels?|[Pp]rovider|[Pp]refix|litellm|Chat[A-Z]\w+)\b")
-"""What frameworks speak of that do not know a model by the name that they are given."""
+"""Words of frameworks that do not know a model by the name that they are given."""
 _NO_VALUE = re.compile(r"Illegal header value b'(Bearer )?'")
-"""What a client says that was given a key without characters."""
+"""The words of a client that was given a key without characters."""
 _OF_TURNS = ("MaxTurnsExceeded", "GraphRecursionError", "UsageLimitExceeded", "AgentMaxStepsError")
-"""Errors of frameworks that an agent which goes on and on ends with."""
+"""Errors of frameworks that end an agent which goes on and on."""
 _OF_ANSWERS = (
     *("UnexpectedModelBehavior", "ModelBehaviorError", "OutputParserException", "StructuredOutputError"),
     *("InstructorRetryException", "IncompleteOutputException", "AgentParsingError", "AdapterParseError"),
@@ -350,7 +348,7 @@ _OF_ANSWERS = (
 
 
 def hint_for(error: BaseException) -> str | None:
-    """What the error probably comes from; None where nothing is known. Of a framework's error also what it wraps."""
+    """The probable cause of the error, or of one that a framework's error wraps; None where none is known."""
     if any(_NO_VALUE.search(message_of(each)) for each in causes(error)):
         return OWN_KEY
     if type(error).__module__ == "builtins" or framework_of(error) is None:
@@ -374,7 +372,7 @@ def _hint_for_one(error: BaseException) -> str | None:
 
 
 def _hint_of_task(error: BaseException, task: object) -> str | None:
-    """Which fields a task has, where one was looked for that it has not."""
+    """The fields that a task has, where the agent looked for another one."""
     if isinstance(error, AttributeError | TypeError) and not isinstance(task, Mapping):
         kind, phrase = type(task).__name__, message_of(error)
         about = re.search(
@@ -389,10 +387,10 @@ def _hint_of_task(error: BaseException, task: object) -> str | None:
 
 
 def hint_without_calls(error: BaseException | None) -> str | None:
-    """The same for an agent none of whose calls arrived at the gateway: it was somebody else who refused them."""
+    """The hint for an agent none of whose calls arrived at the gateway: somebody else refused them."""
     if error is None:
         return None
-    if isinstance(error, AgentError):  # a program, which is known by its words
+    if isinstance(error, AgentError):  # of a program, whose output names its errors
         return _ADDRESS_OF_A_PROGRAM if _ERRORS_OF_PROGRAMS.search(message_of(error)) else None
     if isinstance(error, HTTPError):  # an answer, although Python takes it for an error of the connection
         return None
@@ -417,7 +415,7 @@ def hint_without_calls(error: BaseException | None) -> str | None:
 
 
 def hint_with_calls(error: BaseException | None) -> str | None:
-    """The same for an agent whose model had answered: the mistake is with another client of it."""
+    """The hint for an agent whose model had answered: the mistake is with another client of the agent."""
     if error is None or isinstance(error, AgentLightningError):
         return None
     if _is(error, _OF_TURNS):

@@ -1,11 +1,11 @@
 """Where agents run: async ones in an event loop of their own, sync ones each in a daemon thread.
 
-So an agent that blocks or spins never stalls the gateway, the store or the algorithm, which live in another loop. One
-that must stop is stopped: its task is cancelled, and where that does not reach it because it holds its thread, an
-`AgentStopped` is raised inside it. What does not listen to that either (it waits inside C code) is left behind: a sync
-agent with its thread, an async one with the whole loop, which is replaced.
+So an agent that blocks or spins never stalls the gateway, the store or the algorithm, which live in another loop. When
+an agent must stop, its task is cancelled, and where that does not reach it because it holds its thread, an
+`AgentStopped` is raised inside it. An agent that does not react to that either (it waits inside C code) is left behind:
+a sync one with its thread, an async one with the whole loop, which is replaced.
 
-Agents that change the working directory: it is the whole process's, so it is put back when they have ended.
+The working directory belongs to the whole process, so it is put back when agents that changed it have ended.
 """
 
 from __future__ import annotations
@@ -30,58 +30,14 @@ from agentlightning.runner.blocking import watch_for_blocking
 logger = logging.getLogger(__name__)
 
 
-class _Folder:
-    """The working directory of a process in which agents run."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._running = 0
-        self._home: str | None = None
-        self._reported = False
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """While an agent runs; the directory is the one in which the first of those that run began."""
-        with self._lock:
-            if not self._running:
-                with suppress(FileNotFoundError):
-                    self._home = os.getcwd()
-            self._running += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._running -= 1
-                self._return()
-
-    def _return(self) -> None:
-        if self._home is None:
-            return
-        with suppress(FileNotFoundError):
-            if os.getcwd() == self._home:
-                return
-        with suppress(OSError):
-            os.chdir(self._home)
-        if not self._reported:
-            self._reported = True
-            logger.warning(
-                "The agent changed the working directory of the whole process (os.chdir), in which other rollouts run "
-                "and the run writes its files. It was put back to %s. Use whole paths, or cwd= of subprocess.",
-                self._home,
-            )
-
-
-same_folder = _Folder().kept
-
-
 T = TypeVar("T")
 
 CLEANUP_SECONDS = 10.0
 """How long an async agent that is stopped may take to clean up, before it is left behind."""
 STUCK_SECONDS = 0.5
-"""A loop that does not answer for so long is held by somebody."""
+"""A loop that does not answer for so long is held by an agent."""
 FORCE_SECONDS = 2.0
-"""How long an agent that holds its thread has to end after it was told to by force."""
+"""How long an agent that holds its thread has to end after `AgentStopped` was raised in it."""
 _AGAIN_SECONDS = 0.1
 ENDING_SECONDS = 3.0
 """How long what agents left running may take to clean up when the program ends."""
@@ -94,7 +50,7 @@ class AgentStopped(BaseException):
 
 
 class _Forking(threading.local):
-    """What a thread that forks keeps signals back by, until they are those of the right process."""
+    """Keeps signals back in a thread that forks, until they go to the right process."""
 
     mask: set[int] | set[signal.Signals] = set()  # noqa: RUF012 - never changed in place
 
@@ -352,3 +308,47 @@ async def _to_the_end(coroutine: Coroutine[Any, Any, None]) -> None:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             continue
+
+
+class _Folder:
+    """The working directory of a process in which agents run."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = 0
+        self._home: str | None = None
+        self._reported = False
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """While an agent runs; afterwards the directory is that in which the first of those that run began."""
+        with self._lock:
+            if not self._running:
+                with suppress(FileNotFoundError):
+                    self._home = os.getcwd()
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running -= 1
+                self._return()
+
+    def _return(self) -> None:
+        if self._home is None:
+            return
+        with suppress(FileNotFoundError):
+            if os.getcwd() == self._home:
+                return
+        with suppress(OSError):
+            os.chdir(self._home)
+        if not self._reported:
+            self._reported = True
+            logger.warning(
+                "The agent changed the working directory of the whole process (os.chdir), in which other rollouts run "
+                "and the run writes its files. It was put back to %s. Use whole paths, or cwd= of subprocess.",
+                self._home,
+            )
+
+
+same_folder = _Folder().kept

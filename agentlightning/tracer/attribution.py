@@ -4,12 +4,10 @@ Such a client has the gateway's general base URL. Where its HTTP library sends a
 and the key of the attempt whose code is running, as the context knows it. Nothing is guessed: code that runs in no
 attempt's context sends its request as it is, and the gateway refuses it with the fix.
 
-Instruments the HTTP libraries that model clients use, so that their requests are attributed: httpx, httpx2, aiohttp.
-
-openai's and anthropic's clients send by httpx or httpx2, litellm and others by aiohttp, DSPy by a library of its own.
-What is wrapped is the one method through which each library sends a request, and `ThreadPoolExecutor.submit`, which
-then carries the context into the pool. Libraries that are not installed are left out; DSPy, which is slow to import,
-is instrumented if it is loaded.
+`instrument` wraps the libraries that model clients use: openai's and anthropic's clients send by httpx or httpx2,
+litellm and others by aiohttp, DSPy by a library of its own. What is wrapped is the one method through which each
+library sends a request, and `ThreadPoolExecutor.submit`, which then carries the context into the pool. Libraries that
+are not installed are left out; DSPy, which is slow to import, is instrumented if it is loaded.
 """
 
 from __future__ import annotations
@@ -41,12 +39,12 @@ GATEWAY_URL = "http://gateway.agentlightning/v1"
 _OF_MODELS = ("/chat/completions", "/completions", "/responses", "/messages", ":generateContent")
 """How the paths of requests to models end."""
 _NOTED = 3
-"""Calls to other addresses that are noted per attempt."""
+"""How many calls to other addresses are noted per attempt."""
 
 
 @dataclass(frozen=True)
 class Attributed:
-    """What a request becomes."""
+    """Where a request goes instead, and with which headers."""
 
     origin: str
     """Scheme, host and port."""
@@ -129,17 +127,17 @@ def _bracketed(host: str | None) -> str:
     return f"[{host}]" if host and ":" in host else host or ""
 
 
-_DSPYS = "dspy._vendor.lm15.transports"
+_LM15_MODULE = "dspy._vendor.lm15.transports"
 _wrapped: list[tuple[type, str, Callable[..., Any]]] = []
 """Class, method name, and the method as it was."""
 
 
 def instrument(agent_name: AgentName) -> None:
-    """Wrap what is installed. Repeating it wraps what was loaded since. `agent_name` tells whose code is running."""
+    """Wrap what is installed; a repeated call wraps what was loaded since. `agent_name` names the running agent."""
     if not _wrapped:
         _instrument_installed(agent_name)
-    loaded = sys.modules.get(_DSPYS)
-    if loaded is not None and not any(owner.__module__.startswith(_DSPYS) for owner, _, _ in _wrapped):
+    loaded = sys.modules.get(_LM15_MODULE)
+    if loaded is not None and not any(owner.__module__.startswith(_LM15_MODULE) for owner, _, _ in _wrapped):
         for name in ("StdlibTransport", "StdlibAsyncTransport"):
             transport = vars(loaded).get(name, object)
             if "stream" in vars(transport):  # another version of DSPy may send in another way
@@ -159,7 +157,7 @@ def _instrument_installed(agent_name: AgentName) -> None:
 
 
 def uninstrument() -> None:
-    """Put everything back."""
+    """Unwrap everything."""
     while _wrapped:
         owner, name, original = _wrapped.pop()
         setattr(owner, name, original)
@@ -225,7 +223,7 @@ def _lm15(stream: Callable[..., Any], agent_name: AgentName) -> Callable[..., An
 
 
 def _in_context(submit: Callable[..., Any]) -> Callable[..., Any]:
-    """Always, in an attempt's context or in none: what a pool's thread knew before must not count."""
+    """Carries the caller's context into the pool, also when it is in no attempt: the thread's own must not count."""
 
     def wrapper(self: Any, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         return submit(self, contextvars.copy_context().run, fn, *args, **options)

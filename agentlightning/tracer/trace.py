@@ -2,12 +2,11 @@
 
 A trace is written by everything that happens inside its context: emitters, operations, and the spans of instrumented
 libraries that a tracer routes to it; from any task or thread. It opens and closes once. It knows no OpenTelemetry SDK:
-what it takes are finished records.
+what it takes are finished records. A trace may have a `ToolReplay`: the recorded results that are left for the
+attempt's own tools.
 
 What is current travels in OpenTelemetry's own context, because frameworks that hand work to threads of their own carry
 that context along, and in a variable beside it, because some start from an empty OpenTelemetry context.
-
-Replay of tools: what is left of the recorded results that an attempt's own tools are answered with.
 """
 
 from __future__ import annotations
@@ -159,7 +158,7 @@ def attach(trace: Trace) -> None:
 
 
 def detach(outside: Outside) -> None:
-    """Put back what was current. By value: a token would be refused when another task leaves than had entered."""
+    """Put back what was current. By value: a token would be refused in another task than it came from."""
     otel_context.attach(outside.context)
     _fallback.set(outside.trace)
 
@@ -173,8 +172,8 @@ def current_parent(trace: Trace) -> tuple[str, str | None]:
 
 
 class ToolReplay:
-    """The tools of a recording. Calls may come in any order and from any thread: of those with the same name and the
-    same arguments the first gets the first record, and so on."""
+    """The tool calls of a recording that are left. Calls may come in any order and from any thread: of those with the
+    same name and the same arguments the first gets the first record, and so on."""
 
     def __init__(self, tools: Sequence[RecordedTool]) -> None:
         self._lock = threading.Lock()

@@ -4,11 +4,10 @@ The extra `torch` brings numpy. A store, its server, runners, and a gateway in f
 on: where numpy is not installed, these are read-only memoryviews of the same values. `np` is numpy, loaded when it is
 first used, so that a module may compute with it and still be imported without it.
 
-Kept tokens: which ones a filter (top_p, top_k, min_p) left to draw each sampled token from.
-
-One int32 array for a run of T tokens: T counts, then the ids of the first token's set, of the second's, and so on. A
-count of 0 says that nothing was cut away, or that nobody wrote down what was. So a token that was drawn freely costs 4
-bytes, and one that was not as many more as its filter left choices. Nothing here needs numpy but `kept_table`.
+Kept tokens, those that a filter (top_p, top_k, min_p) left to draw each sampled token from, are one int32 array for a
+run of T tokens: T counts, then the ids of the first token's set, of the second's, and so on. A count of 0 means that
+nothing was cut away, or that it was not written down. So a token that was drawn freely costs 4 bytes, and any other one
+4 more for each choice that its filter left. Of the functions for them only `kept_table` needs numpy.
 """
 
 from __future__ import annotations
@@ -82,12 +81,12 @@ def float32_bytes(values: Any) -> bytes:
 
 
 MOST_KEPT = 512
-"""Tokens of a set that is written down; a larger one is not."""
+"""The largest set that is written down."""
 _BYTES = 4
 
 
 def kept_array(sets: Sequence[Int32Array | Sequence[int] | None]) -> Int32Array | None:
-    """The array for tokens with these sets (None: whole vocabulary); None if there is none but those."""
+    """The array for tokens with these sets (None: the whole vocabulary); None if no token has a set."""
     if all(one is None for one in sets):
         return None
     counts = int32_bytes([0 if one is None else len(one) for one in sets])
@@ -95,7 +94,7 @@ def kept_array(sets: Sequence[Int32Array | Sequence[int] | None]) -> Int32Array 
 
 
 def kept_bytes(parts: Iterable[tuple[bytes | None, int]]) -> bytes | None:
-    """One array of several that follow each other, each with its number of tokens; as bytes."""
+    """Several arrays that follow each other, each with its number of tokens, as one; in bytes."""
     found = list(parts)
     if all(data is None for data, _ in found):
         return None
@@ -104,7 +103,7 @@ def kept_bytes(parts: Iterable[tuple[bytes | None, int]]) -> bytes | None:
 
 
 def joined_kept(parts: Sequence[tuple[Int32Array | None, int]]) -> Int32Array | None:
-    """The same of arrays."""
+    """`kept_bytes` for arrays."""
     data = kept_bytes((None if kept is None else int32_bytes(kept), tokens) for kept, tokens in parts)
     return None if data is None else int32_array(data)
 

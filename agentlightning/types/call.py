@@ -1,12 +1,10 @@
-"""Calls: model calls that went through the gateway, with the exact tokens that were sampled.
+"""Calls: model calls that went through the gateway, with the exact tokens that were sampled; parts of their requests
+that had no effect; and what calls of other providers used (how many, their tokens, and their cost where a price is
+known).
 
 Tokens are kept as immutable *segments*. A segment is a run of tokens that follows (the first `parent_keep` tokens of)
 its parent; a prompt or a prompt + response is the path from a root to a segment. So an attempt of many turns costs its
 unique tokens once. `Call` is the view for readers: whole arrays, put together once.
-
-Parts of agents' requests that have no effect here, as they are recorded.
-
-What calls of other providers used: how many they were, their tokens, and their cost where a price is known.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ class Segment:
 
     `logprobs` are under the distribution the token was really drawn from (after temperature, top_k, top_p);
     `plain_logprobs` under the plain softmax at the same temperature; `kept` are the tokens that a filter left to draw
-    from, where they were written down (see `types.kept`).
+    from, where they were written down (see `types.arrays`).
     """
 
     segment_id: str
@@ -153,7 +151,7 @@ class Call:
     versions: tuple[VersionRun, ...]
     """Runs over the response."""
     kept: Int32Array | None = None
-    """What a filter left to draw each token from, where it was written down; see `types.kept`."""
+    """What a filter left to draw each token from, where it was written down; see `types.arrays`."""
     prompt_segment_id: str = ""
     """The segment that the prompt ends with, where the call was read from a store."""
     response_segment_id: str = ""
@@ -168,11 +166,11 @@ class LeftOut(msgspec.Struct, frozen=True):
     """A part of a request that has no effect: the request is answered as if it were not there."""
 
     field: str
-    """Its path in the request; positions in lists are left out of it, so that equal ones are told once."""
+    """Its path in the request, without positions in lists, so that equal parts are recorded once."""
     why: str
     kind: Literal["harmless", "unknown", "unavailable"]
-    """Harmless: known, and never meant to change an answer. Unknown: nobody here knows it. Unavailable: known, and not
-    to be had here."""
+    """Harmless: known, and never meant to change an answer. Unknown: not known here. Unavailable: known, and not
+    possible here."""
 
 
 def left_out_of(spans: Iterable[Span]) -> list[LeftOut]:
@@ -185,7 +183,7 @@ _decoder = msgspec.json.Decoder(list[LeftOut])
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """What some calls used together. Sums are written with +, what is left of one with -."""
+    """What some calls used together. `+` adds, `-` takes away a part."""
 
     calls: int = 0
     tokens: int = 0
@@ -201,13 +199,13 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_span(cls, span: Span) -> Spent:
-        """What the span of one call tells."""
+        """The use that the span of one call records."""
         known = span.attributes
         tokens = sum(known.get(f"gen_ai.usage.{kind}_tokens") or 0 for kind in ("input", "output"))
         return cls(calls=1, tokens=tokens, cost=known.get(COST) or 0.0)
 
     def words(self) -> str:
-        """For people."""
+        """The use in words, for people."""
         parts = [f"{self.calls:,} call{'' if self.calls == 1 else 's'}", f"{self.tokens:,} tokens"]
         return ", ".join([*parts, f"cost {self.cost:.4f}"] if self.cost else parts)
 

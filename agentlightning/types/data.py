@@ -1,8 +1,5 @@
-"""Small records that cross module borders: triplets, data sets, pages of results, hooks.
-
-What an algorithm reads of one rollout.
-
-A finished rollout among the others of its group, as a group reward sees it.
+"""Small records that cross module borders: triplets, data sets, pages of results, hooks, what an algorithm reads of one
+rollout, and a rollout among the others of its group, as a group reward sees it.
 """
 
 from __future__ import annotations
@@ -28,9 +25,9 @@ class Triplet(Record):
     prompt: Any
     """Text, messages, or a mapping with `token_ids`."""
     response: Any
-    """The same for what was sampled."""
+    """What was sampled, in the same forms."""
     reward: Annotated[float, AfterValidator(checked_reward)] | None = None
-    """What the call earned; None: nothing of its own."""
+    """What the call earned by itself; None: nothing."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     """`response_id` names the recorded call that is meant; `logprobs` goes with token ids of the agent's own."""
 
@@ -48,13 +45,13 @@ class PaginatedResult(Record, Generic[T]):
     """One page of a query. Iterates, indexes and counts its items; `total` is the size of the whole answer."""
 
     items: Sequence[T]
-    """Those of this page."""
+    """The items of this page."""
     limit: int
-    """How many a page holds; -1: all."""
+    """How many items a page holds; -1: all."""
     offset: int
-    """How many came before this page."""
+    """How many items came before this page."""
     total: int
-    """How many there are on all pages."""
+    """How many items all pages have together."""
     next_cursor: str | None = None
     """Give it as `cursor` to the same query for the page that follows; None on the last page."""
 
@@ -76,7 +73,7 @@ Sequence.register(PaginatedResult)  # pyright: ignore[reportAttributeAccessIssue
 
 
 class Hook:
-    """Override what you want to see. All methods are async and take keyword arguments only."""
+    """Base class of hooks: override what you want to see. All methods are async and take keyword arguments only."""
 
     async def on_rollout_start(self, *, agent: Any, runner: Any, rollout: Any) -> None:
         """Before the agent runs on a claimed rollout."""

@@ -51,13 +51,13 @@ def test_the_shipped_model() -> None:
     assert (shape.hidden, shape.layers, shape.max_context) == (128, 3, 1024)
 
 
-def test_the_learning_rate_falls_with_the_size_and_an_adapter_takes_ten_times_as_much() -> None:
+def test_the_learning_rate_falls_with_the_size_and_an_adapter_takes_twenty_times_as_much() -> None:
     tiny, small, large = read_shape("calc"), shape_of(QWEN3_06B), shape_of(LLAMA3_8B)
     assert tiny is not None
     rates = [shape.learning_rate(adapter=False) for shape in (tiny, small, large)]
     assert rates == [3.4e-4, 4.1e-6, 9.7e-7]
-    assert large.learning_rate(adapter=True) == pytest.approx(10 * rates[2], rel=0.02)
-    assert tiny.learning_rate(adapter=True) == 1e-3, "the base of an adapter has learned something"
+    assert large.learning_rate(adapter=True) == pytest.approx(20 * rates[2], rel=0.03)
+    assert tiny.learning_rate(adapter=True) == 2e-3, "the base of an adapter has learned something"
 
 
 def test_an_adapter_has_the_shape_of_its_base(tmp_path: Path) -> None:

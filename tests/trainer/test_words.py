@@ -24,7 +24,7 @@ def test_the_learning_rate_is_said_and_whose_choice_it_was() -> None:
         in first_words()
     )
     assert (
-        "a LoRA adapter of rank 8 on calc (0.7 million parameters) at learning rate 0.001, the default"
+        "a LoRA adapter of rank 8 on calc (0.7 million parameters) at learning rate 0.002, the default"
         in first_words(lora_rank=8)
     )
     assert "at learning rate 0.002.\n" in first_words(learning_rate=2e-3)

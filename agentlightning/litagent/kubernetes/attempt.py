@@ -1,8 +1,5 @@
-"""One attempt as a Job, from its manifest to its deletion.
-
-What became of an attempt, read off its Job and its pod as the API server shows them. Pure.
-
-What the program did is an AgentError, what the cluster did an ExecutorError.
+"""One attempt as a Job, from its manifest to its deletion, and how it ended, as its Job and its pod show. What the
+program did wrong is an AgentError, what the cluster did an ExecutorError.
 """
 
 from __future__ import annotations
@@ -38,7 +35,7 @@ from agentlightning.types.rollout import TIMEOUT_SETTING
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 30.0
-"""How long news of a pod are waited for before it is looked at all the same."""
+"""How long news of a pod is waited for before the pod is looked at all the same."""
 GOING_SECONDS = 1.0
 """The same while a pod is deleted or gone and its Job has not ended: that is news of the Job, not of the pod."""
 LEAVE_SECONDS = 4.0
@@ -126,7 +123,7 @@ async def _leave(api: ClusterApi, name: str, limits: Limits, unread: Captured | 
 
 
 _looked: set[tuple[int, str, str]] = set()
-"""Where this process has looked for what others left."""
+"""Where this process has looked for Jobs that others left."""
 
 
 async def _forget_the_dead(api: ClusterApi) -> None:
@@ -165,7 +162,7 @@ def _exit_of(job: _Json, pod: _Json | None) -> _Json | None:
     conditions = [c for c in job.get("status", {}).get("conditions", ()) if c["status"] == "True"]
     if any(c.get("reason") == "DeadlineExceeded" for c in conditions):
         raise DeadlineError(f"The cluster stopped the attempt at its Job's deadline. {TIMEOUT_SETTING}")
-    if _is_going(pod):  # why is known when the Job has ended, and perhaps it was the deadline
+    if _is_going(pod):  # the reason, perhaps the deadline, is known when the Job has ended
         if any(c["type"] in ("Failed", "Complete") for c in conditions):
             raise ExecutorError("The pod was deleted before its end: its node was drained, or somebody did it.")
         return None
@@ -224,6 +221,6 @@ def _why_not_started(pod: _Json | None) -> str | None:
 
 
 def _state(pod: _Json) -> _Json:
-    """Of the program's own container; a cluster may have put others beside it."""
+    """The state of the program's own container; a cluster may have put others beside it."""
     containers = pod.get("status", {}).get("containerStatuses") or ()
     return next((c.get("state", {}) for c in containers if c["name"] == CONTAINER), {})

@@ -1,8 +1,7 @@
-"""The Job and the Secret of an attempt. Pure, but for the names of this process and this machine.
+"""`Kubernetes`, the settings of the cluster and of the pods in which a program runs, and from them the Job and the
+Secret of an attempt. Pure, but for the names of this process and this machine.
 
 Names derive from the attempt's id: what is made again, because an answer was lost, meets what was made before.
-
-`Kubernetes`: what users say of the cluster and of the pods in which a program runs.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from agentlightning.types import DEFAULT_TIMEOUT_SECONDS, AttemptedRollout
 CONTAINER = "program"
 ATTEMPT = "agentlightning/attempt-id"
 JOB, RUNNER, PROCESS = "agentlightning/job", "agentlightning/runner", "agentlightning/process"
-"""Labels: of which Job a pod is, and whose Jobs they are."""
+"""Labels: the Job of a pod, and the runner and the process that made a Job."""
 WORKSPACE, GIVEN, REWARD_FILE = "/workspace", "/run/agl", "/dev/termination-log"
 """Inside the pod. The reward's file is the one that Kubernetes hands back with the exit code, 4 KiB of it."""
 LARGEST = 900_000
@@ -33,6 +32,69 @@ LATE_SECONDS = 60.0
 """How much later than the runner the cluster ends an attempt, for attempts whose runner is gone."""
 KEPT_SECONDS = 300
 """How long the cluster keeps a Job that ended and that no runner has deleted."""
+
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where a pod finds its credentials for the API server of its cluster."""
+_SET_HERE = frozenset({"containers", "restartPolicy", "securityContext", "automountServiceAccountToken", "volumes"})
+
+
+@explained_class
+@dataclass(frozen=True, slots=True)
+class Kubernetes:
+    """Runs each attempt of a program as a Job of a cluster:
+
+        Program(["python", "/app/agent.py"], isolation=Kubernetes("registry.example/my-agent:1"))
+
+    The pod has no service account, no capabilities and no way to get any, a user that is not root, and a root file
+    system that it can only read. It writes to its working directory, `/workspace`, and to `/tmp`.
+    """
+
+    image: str
+    """The container image, which holds the program and its files."""
+    namespace: str | None = None
+    """None: that of the runner's own pod; `default` for a runner that is in none."""
+    server: str | None = None
+    """URL of the API server, such as that of `kubectl proxy`. None: that of the cluster whose pod the runner is."""
+    cpu: str = "1"
+    """The most that a pod may use, as Kubernetes writes quantities; the next three are written the same way."""
+    cpu_request: str = "100m"
+    """The share of a CPU that is reserved for a pod: agents mostly wait for their model."""
+    memory: str = "1Gi"
+    storage: str = "1Gi"
+    """Of `/workspace` and of `/tmp`, and of both together with the log."""
+    user: int = 65534
+    """The user and the group that the program runs as; not 0."""
+    read_only_root: bool = True
+    """Whether all but `/workspace` and `/tmp` is read-only."""
+    start_seconds: float = 300.0
+    """An attempt whose program does not run by then ends as `infra_error`."""
+    pod: Mapping[str, Any] = field(default_factory=dict)
+    """More of the pod's specification: `runtimeClassName`, `nodeSelector`, `imagePullSecrets`, …"""
+
+    def __post_init__(self) -> None:
+        if not self.image:
+            raise ConfigError("Kubernetes needs the image that holds the program: Kubernetes('registry/my-agent:1').")
+        if self.user <= 0:
+            raise ConfigError(f"Kubernetes(user={self.user}): a program does not run as root there. Give another user.")
+        if taken := sorted(_SET_HERE & set(self.pod)):
+            raise ConfigError(f"Kubernetes(pod=…) holds {', '.join(taken)}, which isolate the program. Leave them out.")
+
+
+def server_of(cluster: Kubernetes) -> tuple[str, bool]:
+    """The URL of the API server, and whether it is that of the cluster whose pod we are.
+
+    Raises ConfigError where none is known.
+    """
+    if cluster.server:
+        return cluster.server.rstrip("/"), False
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host or not (ACCOUNT / "token").is_file():
+        raise ConfigError(
+            "This process is not in a pod of a cluster, or its pod has no service account. Elsewhere start "
+            "`kubectl proxy` and give its address: Kubernetes(…, server='http://127.0.0.1:8001')."
+        )
+    return f"https://{f'[{host}]' if ':' in host else host}:{port}", True
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +107,7 @@ class AttemptWork:
     command: Sequence[str]
     environment: Mapping[str, str]
     given: bytes
-    """Its task, or what a grader is told: a file in the pod."""
+    """The task, or the input of a grader: a file in the pod."""
     stdin: bool
     """The file is also the standard input; takes a shell in the image."""
     seconds: float
@@ -66,7 +128,7 @@ class AttemptWork:
         environment: Mapping[str, str],
         stdin: bytes,
     ) -> AttemptWork:
-        """What would run in this folder of ours, with the task that may be a file in it."""
+        """The work that would run in this folder of ours, with the task, which may be a file in it."""
         task = folder / ".agl" / "task.json"
         given = stdin or (task.read_bytes() if task.exists() else b"")
         own = {n: v for n, v in environment.items() if n not in ("AGL_TASK_FILE", "AGL_REWARD_FILE")}
@@ -76,7 +138,7 @@ class AttemptWork:
 
     @property
     def name(self) -> str:
-        """The Job's, and the Secret's."""
+        """The name of the Job and of the Secret."""
         return f"agl-{label(self.attempt_id)}" + ("" if self.part == "program" else "-grader")
 
 
@@ -189,10 +251,10 @@ def runner() -> str:
 
 
 def _processes_here() -> str:
-    """Names the machine since it was started, and the container."""
+    """A name for this machine since its start, and for the container."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:  # this system does not tell
+    except OSError:  # this system does not say
         return "unknown"
 
 
@@ -200,69 +262,6 @@ def process(pid: int) -> str:
     """A process of this machine by a name that no later one has: its id, and when it began."""
     try:
         began = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:  # it is gone, or this system does not tell
+    except OSError:  # it is gone, or this system does not say
         began = "unknown"
     return f"{pid}-{began}"
-
-
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where a pod finds what opens the API server of its cluster."""
-_SET_HERE = frozenset({"containers", "restartPolicy", "securityContext", "automountServiceAccountToken", "volumes"})
-
-
-@explained_class
-@dataclass(frozen=True, slots=True)
-class Kubernetes:
-    """Runs each attempt of a program as a Job of a cluster:
-
-        Program(["python", "/app/agent.py"], isolation=Kubernetes("registry.example/my-agent:1"))
-
-    The pod has no service account, no capabilities and no way to get any, a user that is not root, and a root file
-    system that it can only read. It writes to its working directory, `/workspace`, and to `/tmp`.
-    """
-
-    image: str
-    """The container image, which holds the program and its files."""
-    namespace: str | None = None
-    """None: that of the runner's own pod; `default` for a runner that is in none."""
-    server: str | None = None
-    """URL of the API server, such as that of `kubectl proxy`. None: that of the cluster whose pod the runner is."""
-    cpu: str = "1"
-    """What a pod may use at most, as Kubernetes writes quantities; so are the next three."""
-    cpu_request: str = "100m"
-    """What is reserved for it: agents mostly wait for their model."""
-    memory: str = "1Gi"
-    storage: str = "1Gi"
-    """Of `/workspace` and of `/tmp`, and of both together with the log."""
-    user: int = 65534
-    """The user and the group that the program runs as; not 0."""
-    read_only_root: bool = True
-    """Whether all but `/workspace` and `/tmp` is read-only."""
-    start_seconds: float = 300.0
-    """An attempt whose program does not run by then ends as `infra_error`."""
-    pod: Mapping[str, Any] = field(default_factory=dict)
-    """More of the pod's specification: `runtimeClassName`, `nodeSelector`, `imagePullSecrets`, …"""
-
-    def __post_init__(self) -> None:
-        if not self.image:
-            raise ConfigError("Kubernetes needs the image that holds the program: Kubernetes('registry/my-agent:1').")
-        if self.user <= 0:
-            raise ConfigError(f"Kubernetes(user={self.user}): a program does not run as root there. Give another user.")
-        if taken := sorted(_SET_HERE & set(self.pod)):
-            raise ConfigError(f"Kubernetes(pod=…) holds {', '.join(taken)}, which isolate the program. Leave them out.")
-
-
-def server_of(cluster: Kubernetes) -> tuple[str, bool]:
-    """The URL of the API server, and whether it is that of the cluster whose pod we are.
-
-    Raises ConfigError where none is known.
-    """
-    if cluster.server:
-        return cluster.server.rstrip("/"), False
-    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-    if not host or not (ACCOUNT / "token").is_file():
-        raise ConfigError(
-            "This process is not in a pod of a cluster, or its pod has no service account. Elsewhere start "
-            "`kubectl proxy` and give its address: Kubernetes(…, server='http://127.0.0.1:8001')."
-        )
-    return f"https://{f'[{host}]' if ':' in host else host}:{port}", True

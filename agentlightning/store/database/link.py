@@ -1,9 +1,8 @@
-"""Connections to PostgreSQL, one a thread, and its errors as ours.
+"""Connections to PostgreSQL, one a thread, its errors as ours, and `Others`: how far the other stores on the same
+database are.
 
-The other stores on the same database: how far they are with what came to them.
-
-A heartbeat may have come to one of them and not be stored yet, so each tells the others before which time all that came
-to it is stored. What is read after one has said so holds all that.
+A heartbeat may have come to another store and not be stored yet, so each store tells the others a time before which
+everything that came to it is stored. What is read after such a message holds all that.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from agentlightning.store.database.transaction import Row
 Connection = psycopg.Connection[Row]
 
 RECONNECT_SECONDS = 1.0
-"""Between two tries to reach a server that is away."""
+"""The longest pause between two tries to reach a server that is away."""
 
 
 class ThreadLink:
@@ -52,7 +51,7 @@ class ThreadLink:
 
 
 class Outage:
-    """How long the server has been away, for all threads: what they are asked meanwhile waits for it, up to a limit."""
+    """How long the server has been away, for all threads. Operations wait for it meanwhile, up to a limit."""
 
     def __init__(self, seconds: float, closed: threading.Event):
         self._seconds = seconds
@@ -60,11 +59,11 @@ class Outage:
         self._began: float | None = None
 
     def over(self) -> None:
-        """Something has been done again."""
+        """The server is back: an operation succeeded."""
         self._began = None
 
     def wait(self) -> bool:
-        """Wait before the next try. False if it has lasted too long, or the store is closed."""
+        """Wait before the next try. False if the outage has lasted too long, or the store is closed."""
         now = time.monotonic()
         began = self._began = now if self._began is None else self._began
         if now - began >= self._seconds:
@@ -102,7 +101,7 @@ def translate(error: Exception) -> Exception:
         translation = StoreUnavailableError(f"PostgreSQL failed: {str(error).strip()}. Try again; nothing is lost.")
     elif isinstance(error, OverflowError | UnicodeEncodeError):
         translation = StoreError(f"A value cannot be stored: {error}. Numbers have 64 bits, and texts are Unicode.")
-    elif isinstance(error, ValueError):  # a status, a number or a record that nobody wrote like that
+    elif isinstance(error, ValueError):  # a status, a number or a record in a form that no store writes
         translation = StoreError(f"What the store's database in PostgreSQL holds cannot be read: {error}. {_RESTORE}")
     else:
         return error
@@ -111,18 +110,18 @@ def translate(error: Exception) -> Exception:
 
 
 Heartbeat = tuple[str, float | None]
-"""Who says so, and the time before which all that came there is stored; None from one that closes."""
+"""The name of a store, and the time before which all that came to it is stored; None when it closes."""
 _FORGET_SECONDS = 15.0
-"""A store that has said nothing for so long is taken to be gone."""
+"""A store without a heartbeat for so long is taken to be gone."""
 
 
 class Others:
-    """How far the other stores on the same database are with what came to them."""
+    """How far the other stores on the same database are with storing what came to them."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._heartbeats: dict[str, tuple[float, float]] = {}
-        """Of each, the time before which all that came to it is stored, and when it said so by our steady clock."""
+        """By store: the time before which all that came to it is stored, and when we heard it, by our steady clock."""
 
     def hear(self, payload: str) -> None:
         name, beat = msgspec.json.decode(payload, type=Heartbeat)
@@ -134,7 +133,7 @@ class Others:
             self._heartbeats[name] = (beat, time.monotonic())
 
     def lag(self) -> float:
-        """How many seconds ago the oldest thing came to one of them that is not stored."""
+        """The age in seconds of the oldest thing that came to one of them and is not stored."""
         forgotten = time.monotonic() - _FORGET_SECONDS
         now = time.time()
         return max(

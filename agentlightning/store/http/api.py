@@ -1,17 +1,13 @@
 """The server's side of `table`: an ASGI application that finds the operation of a request, reads its body, calls the
-store, and writes the answer.
+store, and writes the answer. It also serves the store's counts as Prometheus metrics, and the OpenAPI document of the
+operations with a page that shows it to people.
 
 Who may call what is in `server`; errors are problem details that say what to do next.
 
-The store's counts as Prometheus metrics.
-
-The OpenAPI document of the table's operations, and the page that shows it to people.
-
-Which workers are connected: each keeps one request open, and the end of its connection is known at once.
-
-What a worker holds is given back soon after its connection ended, unless it was heard of again meanwhile. That of a
-machine that vanishes without a word ends when it answers no probe of the server's system any more. A worker that has no
-such request is found by its leases.
+`Attendance` knows which workers are connected: each keeps one request open, and the end of its connection is known at
+once. What a worker holds is given back soon after, unless it was heard of again meanwhile. The connection of a machine
+that vanishes without a word ends when the machine answers no probe of the server's system any more. A worker without
+such a request is found by its leases.
 """
 
 from __future__ import annotations
@@ -51,57 +47,6 @@ from agentlightning.store.http.wire import Problem
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import Attempt, PaginatedResult, Resource, Rollout
 
-_QUIET_SECONDS = 12.0
-"""A worker that lives beats more often than that, by whichever connection."""
-
-
-class Attendance:
-    """Of one server; `close` ends the requests that are open."""
-
-    def __init__(self, store: SqlLightningStore) -> None:
-        self._store = store
-        self._closed = False
-        self._staying: set[asyncio.Future[None]] = set()
-        """Those that are open: each is ended by `close`."""
-        self._releasing: set[asyncio.Task[None]] = set()
-
-    async def stay(self, request: Request, worker_id: str, seconds: float) -> None:
-        """Wait so many seconds, or until the worker's connection ends."""
-        ended = asyncio.ensure_future(_until_disconnected(request))
-        closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._staying.add(closed)
-        try:
-            await asyncio.wait({ended, closed}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if ended.done() and not self._closed:
-                task = asyncio.create_task(self._release(worker_id))
-                self._releasing.add(task)
-                task.add_done_callback(self._releasing.discard)
-        finally:
-            self._staying.discard(closed)
-            for waiting in (ended, closed):
-                waiting.cancel()
-
-    async def _release(self, worker_id: str) -> None:
-        await asyncio.sleep(_QUIET_SECONDS)
-        error = f"The connection of worker {worker_id} ended, and it was not heard of again."
-        with suppress(StoreError):  # then its leases run out
-            if count := await self._store.release_worker(worker_id, error, quiet_seconds=_QUIET_SECONDS):
-                logger.warning("%s Its %d attempts are handed out again.", error, count)
-
-    async def close(self) -> None:
-        self._closed = True
-        for staying in self._staying:
-            staying.cancel()
-        for task in self._releasing:
-            task.cancel()
-        await asyncio.gather(*self._releasing, return_exceptions=True)
-
-
-async def _until_disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -116,7 +61,7 @@ STATUS_OF: dict[type[Exception], int] = {
 
 
 class StoreApi:
-    """The ASGI application, without keys: see `access` for those."""
+    """The ASGI application, without keys: see `server` for those."""
 
     def __init__(self, store: SqlLightningStore, intake: Intake, attendance: Attendance) -> None:
         self._store = store
@@ -207,7 +152,7 @@ def _written(operation: HttpOperation, ids: dict[str, str], answer: Any) -> Resp
     if answer is None:
         missing = operation.otherwise
         return Response(status_code=204) if missing is None else problem(404, missing.format(**ids))
-    if isinstance(answer, PaginatedResult):  # its items may be of kinds below the one that is said
+    if isinstance(answer, PaginatedResult):  # its items may be of subclasses of the kind in the table
         answer = answer.model_dump_json()
     elif not isinstance(answer, bytes):
         answer = operation.answers.dump_json(answer)
@@ -227,7 +172,7 @@ def _nowhere(verb: str, path: str) -> Response:
 
 
 async def while_connected(request: Request, waiting: Awaitable[T]) -> T:
-    """A long poll that is cancelled when its client goes away, so that nothing is handed to nobody."""
+    """A long poll that is cancelled when its client goes away, so that no rollout is handed to nobody."""
     task = asyncio.ensure_future(waiting)
     gone = asyncio.ensure_future(_disconnected(request))
     try:
@@ -259,7 +204,7 @@ def _problem_of(error: BaseException) -> wire.Problem:
 
 
 async def answered(request: Request, answering: Awaitable[Response]) -> Response:
-    """The answer, or what went wrong."""
+    """The answer, or a problem document for what went wrong."""
     try:
         return await answering
     except ClientDisconnect:
@@ -269,6 +214,57 @@ async def answered(request: Request, answering: Awaitable[Response]) -> Response
     except Exception:  # a bug: the client gets an answer, the log the traceback
         logger.exception("%s failed", request.url.path)
         return problem(500, "The server failed; its log says why.")
+
+
+_QUIET_SECONDS = 12.0
+"""A worker that lives sends heartbeats more often than that, by whichever connection."""
+
+
+class Attendance:
+    """The open requests of connected workers, of one server; `close` ends them."""
+
+    def __init__(self, store: SqlLightningStore) -> None:
+        self._store = store
+        self._closed = False
+        self._staying: set[asyncio.Future[None]] = set()
+        """The open requests: `close` ends each."""
+        self._releasing: set[asyncio.Task[None]] = set()
+
+    async def stay(self, request: Request, worker_id: str, seconds: float) -> None:
+        """Wait so many seconds, or until the worker's connection ends."""
+        ended = asyncio.ensure_future(_until_disconnected(request))
+        closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._staying.add(closed)
+        try:
+            await asyncio.wait({ended, closed}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done() and not self._closed:
+                task = asyncio.create_task(self._release(worker_id))
+                self._releasing.add(task)
+                task.add_done_callback(self._releasing.discard)
+        finally:
+            self._staying.discard(closed)
+            for waiting in (ended, closed):
+                waiting.cancel()
+
+    async def _release(self, worker_id: str) -> None:
+        await asyncio.sleep(_QUIET_SECONDS)
+        error = f"The connection of worker {worker_id} ended, and it was not heard of again."
+        with suppress(StoreError):  # then its leases run out
+            if count := await self._store.release_worker(worker_id, error, quiet_seconds=_QUIET_SECONDS):
+                logger.warning("%s Its %d attempts are handed out again.", error, count)
+
+    async def close(self) -> None:
+        self._closed = True
+        for staying in self._staying:
+            staying.cancel()
+        for task in self._releasing:
+            task.cancel()
+        await asyncio.gather(*self._releasing, return_exceptions=True)
+
+
+async def _until_disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def render(values: Statistics) -> str:
@@ -357,7 +353,7 @@ def _content(media: str, schema: Any, description: str) -> dict[str, Any]:
 
 
 def _page() -> str:
-    """For people: each operation with what it takes and gives."""
+    """The page for people: each operation with what it takes and gives."""
     whole = document()
     parts = [
         f"<h3><code>{verb.upper()} {escape(path)}</code></h3><p>{escape(operation['summary'])}</p>"

@@ -1,9 +1,7 @@
 """Spans come in: as JSON at /v1/agl/spans, as OTLP at /v1/traces; from the admin, or from an attempt with its key.
 
-Nobody waits for what one client sends: a short body is read at once, any other in a process of its own, and the rows
-that it says are stored some at a time.
-
-The process that reads large bodies, as the store's server sees it. It reads one body at a time.
+Nobody waits for what one client sends: a short body is read at once, any other one by a process of its own, one body at
+a time, and its rows are stored some at a time.
 """
 
 from __future__ import annotations
@@ -34,12 +32,12 @@ logger = logging.getLogger(__name__)
 
 
 class Intake:
-    """Belongs to the event loop of its server; `close` ends its process."""
+    """Takes spans, on the event loop of its server; `close` ends its process."""
 
     def __init__(self, store: SqlLightningStore) -> None:
         self._store = store
         self.backoff = Backoff()
-        """Of attempts whose requests are refused."""
+        """The waits of attempts whose requests are refused."""
         self._body_process = _BodyProcess(charge=self._charge)
 
     def _charge(self, owner: Hashable, seconds: float) -> None:
@@ -64,7 +62,7 @@ class Intake:
         return Response(msgspec.json.encode(stored), media_type="application/json")
 
     async def traces(self, request: Request, body: bytes, key: AttemptKey | None = None) -> Response:
-        """Store what an OTLP export says, part by part; what is of no attempt is counted in the answer."""
+        """Store the spans of an OTLP export, part by part; the answer counts those of no attempt."""
         found, parts = await self._read(request, body, key, is_otlp=True)
         if isinstance(found, Refused):
             return problem(found.status, found.why)
@@ -98,7 +96,7 @@ async def _rows(parts: Iterable[list[Row]]) -> AsyncIterator[list[dict[str, Any]
         await asyncio.sleep(0)
 
 
-_SECONDS = 30.0
+_BODY_SECONDS = 30.0
 """How long reading one body may take."""
 _START_SECONDS = 60.0
 """How long the process may take to start, in addition to that."""
@@ -109,10 +107,12 @@ _part = msgspec.msgpack.Decoder(list[list[str | float | int | None]])
 
 
 class _BodyProcess:
-    """Asked by `read`, from one event loop; `close` ends it."""
+    """The process that reads large bodies, asked from one event loop by `read`, ended by `close`."""
 
-    def __init__(self, seconds: float = _SECONDS, charge: Callable[[Hashable, float], None] = lambda *_: None) -> None:
-        """`charge` is told how long a body took, and whose it was."""
+    def __init__(
+        self, seconds: float = _BODY_SECONDS, charge: Callable[[Hashable, float], None] = lambda *_: None
+    ) -> None:
+        """`charge` is called with the owner of each body and the seconds that reading it took."""
         self._seconds = seconds
         self._charge = charge
         self._helper = Supervisor("agentlightning.store.http.reader")

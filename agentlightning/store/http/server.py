@@ -1,10 +1,8 @@
-"""Serving a store to other processes, which use it through `LightningStoreClient(server.endpoint)`.
+"""Serving a store to other processes, which use it through `LightningStoreClient(server.endpoint)`, and who may call
+what: the admin key opens everything, an attempt's key only what an untrusted agent needs. Without an admin key
+everything is open, which a server allows on loopback only.
 
 The server owns its socket, not the store: closing that is the caller's business.
-
-Who may call what: the admin key opens everything, an attempt's key only what an untrusted agent needs.
-
-An ASGI middleware in front of `api`. Without an admin key everything is open, which a server allows on loopback only.
 """
 
 from __future__ import annotations
@@ -43,12 +41,12 @@ PAGES = "/dashboard"
 
 
 class Pages(Protocol):
-    """What people see of a store: an ASGI application."""
+    """An ASGI application that shows a store to people."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
     async def close(self) -> None:
-        """End the answers that have no end of their own."""
+        """End the answers that do not end by themselves."""
         ...
 
 
@@ -154,17 +152,17 @@ def _with_pages(pages: Pages, api: ASGIApp) -> ASGIApp:
 
 _OPEN_PATHS = (f"{wire.PREFIX}/health", "/docs", "/openapi.json")
 _MAX_BODY_BYTES = 16 * 2**20
-"""Of a request with an attempt's key."""
+"""The largest body of a request with an attempt's key."""
 MAX_HELD_BYTES = 64 * 2**20
-"""Of all requests with the same attempt's key that are coming in or being answered."""
+"""The most that all requests with one attempt's key may hold while they come in or are answered."""
 BODY_SECONDS = 60.0
-"""How long a client with such a key may take for a body."""
+"""How long a client with such a key may take to send a body."""
 _ONLY = {SPANS: "This key may not report spans.", TASK: "This key reads the task of its own rollout only."}
 _Take = Callable[[Request, bytes, AttemptKey], Awaitable[Response]]
 
 
 class _AccessControl:
-    """Refuses what the key of a request does not open."""
+    """An ASGI middleware in front of the API, which refuses what the key of a request does not open."""
 
     def __init__(self, app: ASGIApp, intake: Intake, admin_key: str, secret: bytes | None, busy: Busy):
         self._app = app
@@ -173,7 +171,7 @@ class _AccessControl:
         self._secret = secret
         self._busy = busy
         self._held: Counter[Hashable] = Counter()
-        """Bytes of each attempt's bodies that are here."""
+        """The bytes that are held of each attempt's bodies."""
 
     def trusts(self, scope: Scope) -> bool:
         """Whether a request comes with the admin key, or asks for health."""
@@ -208,7 +206,7 @@ class _AccessControl:
                 self._intake.backoff.settle(watched)
 
     async def _opened_by(self, key: AttemptKey, request: Request) -> ASGIApp:
-        """What answers a request with an attempt's key."""
+        """The application that answers a request with an attempt's key."""
         operation, ids = find(request.method, request.scope["path"]) or (None, {})
         if (reason := _refuse(key, operation, ids)) is not None:
             return problem(403, reason)

@@ -1,11 +1,10 @@
 """The client's way to a store's server: pools per event loop, retries, and errors as they were raised there.
 
-Every request of the store may be repeated (ids come from the client), so everything that a retry can heal is retried:
-a connection that broke, a server that restarts, a store that is not available at the moment.
+Every request of the store may be repeated (ids come from the client), so everything that a retry can heal is retried: a
+connection that broke, a server that restarts, a store that is not available at the moment.
 
-Small writes on their way to a server, sent together: what is added during a request goes with the next one.
-
-Adding returns when the write is stored. At most `_MAX_WAITING` writes wait; who adds more waits for room.
+`Batcher` sends small writes together: what is added during a request goes with the next one. Adding returns when the
+write is stored. At most `_MAX_WAITING` writes wait; a further one waits for room.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ from agentlightning.store.http.wire import JSON, MAX_WAIT_SECONDS, NOTHING_AT
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = {"work": 256, "waits": 0, "beats": 256}
-"""In each pool (0: without a limit). Neither long polls nor work may keep a heartbeat waiting for a connection, and nor
-may the heartbeats of hundreds of runners in one process where the server takes seconds for each."""
+"""Of each pool (0: no limit). A heartbeat must not wait for a connection: not behind long polls or work, nor behind the
+heartbeats of hundreds of runners in one process when the server takes seconds for each."""
 PIECEMEAL_BYTES = 2**20
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
 REPORTED_AFTER, REPORTED_AGAIN = 3.0, 60.0
-"""A store that has been away for so many seconds is named, and no sooner again than after so many."""
+"""After how many seconds a store that is away is reported, and after how many more it is reported again."""
 _ERRORS: dict[int, type[StoreError]] = {404: NotFoundError, 409: ConflictError, 503: StoreUnavailableError}
 
 
@@ -184,7 +183,7 @@ def _is_problem(body: bytes) -> bool:
 
 
 def _detail(body: bytes) -> str:
-    """What a problem document says, or the body of something that is none (a proxy's page, say)."""
+    """The detail of a problem document, or the body of anything else (a proxy's page, say)."""
     try:
         return str(msgspec.json.decode(body, type=dict[str, Any])["detail"])
     except (msgspec.MsgspecError, KeyError):
@@ -199,7 +198,7 @@ _MAX_WAITING = 8192
 
 
 class Batcher(Generic[_Item, _Result]):
-    """Belongs to one event loop. `send` returns a result, or an error, for each item."""
+    """Batches of items, on one event loop. `send` returns a result, or an error, for each item."""
 
     def __init__(self, send: Callable[[Sequence[_Item]], Awaitable[Sequence[_Result | Exception]]]):
         self._send = send
@@ -222,7 +221,7 @@ class Batcher(Generic[_Item, _Result]):
             results: Sequence[_Result | Exception]
             try:
                 results = await self._send([item for item, _ in batch])
-            except Exception as error:  # whatever it is, it belongs to those who wait, and the next batch is tried
+            except Exception as error:  # whatever it is, the callers of this batch get it, and the next one is tried
                 results = [error] * len(batch)
             for (_, future), result in zip(batch, results, strict=True):
                 if future.done():  # its caller was cancelled

@@ -1,9 +1,8 @@
-"""Queries with filters, sorting and pages, over every table a user may search.
+"""Queries with filters, sorting and pages, over every table a user may search; and all that an algorithm reads of
+rollouts, in one transaction: the rollouts, their calls, and what they earned.
 
 The order of insertion is the default order, and also what sorting by a start time means: both only ever grow, and the
 first is the primary key, so first pages stay fast however large a table becomes.
-
-All that an algorithm reads of rollouts, in one transaction: the rollouts, their calls, and what they earned.
 """
 
 from __future__ import annotations
@@ -61,11 +60,11 @@ from agentlightning.types.reward import AGENTOPS_OUTPUTS
 
 T = TypeVar("T")
 MOST_TASK = 2000
-"""Characters of a task, and of an error, in a list of rollouts."""
+"""How many characters a list of rollouts shows of a task, and of an error."""
 
 
 class ListedRollout(NamedTuple):
-    """A rollout in a list: `task` is the beginning of its input as JSON text, `error` of what went wrong."""
+    """A rollout in a list: `task` and `error` are the beginnings of its input, as JSON text, and of its error."""
 
     rollout_id: str
     task: str
@@ -83,7 +82,7 @@ class ListedRollout(NamedTuple):
 
 
 class Page:
-    """Which part of an answer, in which order.
+    """Which part of an answer is wanted, in which order.
 
     A `cursor` says where the page before ended: the value it was sorted by and the row's number. What follows is
     found by index however far it is, and rows that come or go meanwhile shift nothing.
@@ -377,7 +376,7 @@ def query_run_events(tx: Transaction, run_id: str, query: RunEventQuery) -> Pagi
 
 
 class RecordTable(NamedTuple):
-    """What `RolloutRecord`s are made from; smaller, for a wire."""
+    """What `RolloutRecord`s are made from, in a smaller form for a wire."""
 
     rollouts: list[AttemptedRollout | Rollout]
     spans: list[Span]
@@ -385,7 +384,7 @@ class RecordTable(NamedTuple):
 
 
 def fetch(tx: Transaction, rollout_ids: Sequence[str]) -> RecordTable:
-    """Those of the rollouts that exist, in the order asked for. Four queries, however many they are."""
+    """The rollouts that exist among these, in the order asked for. Four queries, however many they are."""
     found = rollouts.read_many(tx, list(dict.fromkeys(rollout_ids)))
     return RecordTable(list(found.values()), _telling_spans(tx, list(found)), calls.fetch(tx, list(found), True))
 

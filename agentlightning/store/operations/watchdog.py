@@ -1,10 +1,10 @@
-"""The watchdog: ends attempts that are overdue and calls claimers when a retry's wait is over.
+"""The watchdog: ends attempts that are overdue and calls claimers when a retry's wait is over. And `release`, which
+gives back what a worker holds when it is known to be gone, without waiting for its leases to run out.
 
-Runs as an operation of the writer, now and then and on its own. It names the stuck rollout, its phase and the last
-thing that was heard of it. Nobody is given up because the store is behind: an attempt is overdue when all that came
-before its deadline, heartbeats among it, is stored, and not while runners find a store again that stood still.
-
-Giving back what a worker holds when it is known to be gone, without waiting for its leases to run out.
+The watchdog runs as an operation of the writer, now and then and on its own. It names the stuck rollout, its phase and
+the last thing that was heard of it. No attempt is given up because the store is behind: it is overdue only when all
+that came before its deadline, heartbeats among it, is stored, and not while runners find a store again that stood
+still.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.5
 MAX_PER_TICK = 200
 JUMP_SECONDS = 5.0
-"""A step of the clock that is noticed, and a time in which the store did nothing."""
+"""The smallest step of the clock, or time in which the store did nothing, that is noticed."""
 PATIENCE_SECONDS = 20.0
-"""How long nobody is given up after that: every runner that lives says so meanwhile."""
+"""How long no attempt is given up after that: every runner that lives sends a heartbeat meanwhile."""
 FAR = 1e15
 
 
@@ -84,7 +84,7 @@ _shift_queue = Statement(
 
 
 class Watchdog:
-    """An operation with a memory: when it last looked, by the clock on the wall and by one that only goes on.
+    """An operation that remembers when it last looked, by the wall clock and by a steady one.
 
     It is meant to look every `every` seconds.
     """
@@ -134,7 +134,7 @@ class Watchdog:
         tx.run(_renew, {"now": tx.now})
 
     def _end(self, tx: Transaction, rollout_id: str, attempt_id: str) -> str:
-        """What is said of it."""
+        """End the attempt; the words for the log."""
         attempt, rollout = attempts.load(tx, rollout_id, attempt_id)
         row = tx.row(_last_span, {"rollout": rollout_id, "attempt": attempt_id})
         last = "no span yet" if row is None else f"last span '{row[0]}'"

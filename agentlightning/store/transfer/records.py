@@ -2,12 +2,11 @@
 
 A record is what the tables hold of one rollout, its attempts, spans, segments and calls. A line is a record with JSON
 columns as JSON and token arrays as base64, so that nothing is lost and `jq` can read it. Importing a rollout that is
-there already changes nothing, and one that cannot be read back is refused (`_check_record`).
+there already changes nothing.
 
-Records from elsewhere, looked at before they are stored: what is let in can be read back, and is over and done.
-
-A record that only looks like one (a damaged file, another program's) would otherwise break every page it is on, or
-stand in the way of the queue and the watchdog.
+Records are checked before they are stored: what is let in can be read back, and is over and done. A record that only
+looks like one (a damaged file, another program's) would otherwise break every page it is on, or stand in the way of the
+queue and the watchdog.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from agentlightning.types.status import FINISHED_ROLLOUT
 
 BATCH = 100
 Record = dict[str, list[dict[str, Any]]]
-"""Rows as columns by name, by table; `rollout` has one."""
+"""By table, rows as columns by name; `rollout` has one row."""
 
 _JSON_COLUMNS = {"input", "config", "metadata", "attributes", "rest", "info", "versions"}
 TABLES: dict[str, Table] = {
@@ -46,11 +45,11 @@ TABLES: dict[str, Table] = {
     "calls": calls,
 }
 ADDED_LATER = {"run_id", "step", "group_id", "reward", "kept"}
-"""Columns that exports of an older version lack; they are empty then."""
+"""Columns that exports of an older version lack, and that are empty then."""
 _OWN = {"seq", "source_attempt", "source_segment", "source_span", "texts"}
-"""Columns in which a store keeps how it has stored a row; records lack them."""
+"""Columns for how a store has stored a row; records lack them."""
 BY_ATTEMPT = {"segments"}
-"""Tables whose rows name their attempt only."""
+"""Tables whose rows name their attempt, not their rollout."""
 
 
 def columns(table: Table) -> list[str]:
@@ -181,7 +180,7 @@ _Rows = Sequence[dict[str, Any]]
 
 
 def _check_columns(row: dict[str, Any], table: Table) -> None:
-    """Whether every column has a value of its type. Raises `StoreError`."""
+    """Raises `StoreError` unless every column has a value of its type."""
     for column in table.c:
         if column.name in _OWN:
             continue
@@ -199,7 +198,7 @@ def _check_columns(row: dict[str, Any], table: Table) -> None:
 
 
 def _check_record(record: dict[str, list[dict[str, Any]]]) -> None:
-    """Read a record whose columns have their types as the store will read it. Raises `StoreError`."""
+    """Read a record with checked columns as the store will read it. Raises `StoreError` where that fails."""
     (rollout,) = record["rollout"]
     rollout_id = rollout["rollout_id"]
     if rollout["status"] not in FINISHED_ROLLOUT:
