@@ -1,6 +1,6 @@
 """The calculator agent on each backend: the same script but for the flag. Steps, time and traffic of each as a row.
 
-    python benchmarks/backends.py [--steps 24] [--vllm /path/to/vllm] [--only embedded vllm vllm-lora …] [--quick] [--json]
+    python benchmarks/backends.py [--steps 24] [--vllm /path/to/vllm] [--only embedded vllm …] [--quick] [--json]
 
 vLLM is left out where its program is not named; `scripts/vllm_cpu.py --no-tests` makes one for CPUs.
 """
