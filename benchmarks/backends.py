@@ -1,6 +1,6 @@
 """The calculator agent on each backend: the same script but for the flag. Steps, time and traffic of each as a row.
 
-    python benchmarks/backends.py [--steps 24] [--vllm /path/to/vllm] [--only embedded vllm vllm-lora …] [--quick]
+    python benchmarks/backends.py [--steps 24] [--vllm /path/to/vllm] [--only embedded vllm …] [--quick] [--json]
 
 vLLM is left out where its program is not named; `scripts/vllm_cpu.py --no-tests` makes one for CPUs.
 """
@@ -8,6 +8,7 @@ vLLM is left out where its program is not named; `scripts/vllm_cpu.py --no-tests
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import time
 from pathlib import Path
@@ -93,15 +94,20 @@ def main() -> None:
     parser.add_argument("--vllm", help="the program of a vLLM for CPUs")
     parser.add_argument("--only", nargs="*", default=KINDS)
     parser.add_argument("--quick", action="store_true", help="two steps of the embedded backend")
+    parser.add_argument("--json", action="store_true", help="the rows as JSON, too, by backend")
     options = parser.parse_args()
     kinds = ["embedded"] if options.quick else options.only
     if options.vllm is None:
         kinds = [kind for kind in kinds if not kind.startswith("vllm")]
     print("| backend | validation reward | ≥ 0.85 at step | sample + learn s/step | total s | largest log-prob gap |"
           " MiB/step: sent + received + weights |\n|---|---|---|---|---|---|---|")  # fmt: skip
+    rows: dict[str, str] = {}
     for kind in kinds:
         with tempfile.TemporaryDirectory() as folder:
-            print(train(kind, 2 if options.quick else options.steps, options.vllm, Path(folder) / "run"), flush=True)
+            rows[kind] = train(kind, 2 if options.quick else options.steps, options.vllm, Path(folder) / "run")
+            print(rows[kind], flush=True)
+    if options.json:
+        print(json.dumps({kind: [cell.strip() for cell in row.strip("|").split("|")] for kind, row in rows.items()}))
 
 
 if __name__ == "__main__":

@@ -69,6 +69,11 @@ _NO_MODEL_CALL = (
     "conversations, files and images, is not here. Keep a conversation in the agent (its messages, a session in "
     "memory), or give this client the provider's own address and key."
 )
+_OF_AZURE = f"{NO_SUCH_PATH}/openai/deployments/"
+_NO_AZURE = (
+    "Azure's clients write Azure's paths. In a training take the plain one of the same package, such as AsyncOpenAI in "
+    "place of AsyncAzureOpenAI, or ChatOpenAI of AzureChatOpenAI: OpenAI(base_url=llm.endpoint, api_key=llm.api_key)."
+)
 _REFUSED_BY_ITS_WORDS = (
     "The base URL is right: the calls arrive. Mend what the message names, in the settings of the program or of "
     "its client; docs/clients.md says which programs need one."
@@ -96,6 +101,7 @@ def never_called(episodes: Sequence[Episode], refused_requests: Mapping[str, int
     if any(part in reason for part in TOO_LONG):
         return problem("prompts_too_long", words, SHORTER_PROMPTS, refused=dict(refusals.most_common(EXAMPLES)))
     wrong = _NO_MODEL_CALL if _OTHER_PARTS.match(reason) else _WRONG_PATH
+    wrong = _NO_AZURE if reason.startswith(_OF_AZURE) else wrong
     fix = wrong if reason.startswith(NO_SUCH_PATH) else _REFUSED_BY_ITS_WORDS
     return problem("calls_refused", words, fix, refused=dict(refusals.most_common(EXAMPLES)))
 

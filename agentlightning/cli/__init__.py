@@ -25,6 +25,7 @@ def main() -> None:
     from agentlightning.cli.app import app
     from agentlightning.cli.environment import misspelt
     from agentlightning.cli.interrupt import INTERRUPTED, was_interrupted
+    from agentlightning.cli.left_running import say_who_is_left
     from agentlightning.console import Console, TerminalLog, never_fail_to_print, safe
 
     never_fail_to_print()
@@ -48,6 +49,8 @@ def main() -> None:
         if not end.code and was_interrupted():
             sys.exit(INTERRUPTED)
         raise
+    finally:
+        say_who_is_left()
 
 
 def _of_files(error: Exception) -> str | None:

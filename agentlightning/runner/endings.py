@@ -150,7 +150,7 @@ def describe(error: BaseException, task: object = None) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
     own = [f for f in frames if not is_library(f.filename)]
     hint, trace = hint_for(error) or _hint_of_task(error, task), "".join(traceback.format_list(own or frames))
-    message = ": ".join(filter(None, (type(error).__name__, message_of(error))))
+    message = ": ".join(filter(None, (type(error).__name__, re.sub(r":\s*\n\s*", ": ", message_of(error), count=1))))
     sentence = "\n".join(filter(None, (message, hint and in_its_words(hint, error))))
     text = redacted(f"{sentence}\n{trace}".rstrip())
     if not isinstance(error, BaseExceptionGroup):
@@ -333,7 +333,7 @@ _NONE_FOR_TEXT = re.compile(
 )
 """Python's words for a None where a text is read."""
 _WANTS_A_KEY = re.compile(r"api_key|credentials|authentication method|API[ _]key", re.IGNORECASE)
-_OF_A_MODELS_NAME = re.compile(r"\b(models?|provider|prefix|litellm)\b", re.IGNORECASE)
+_OF_A_MODELS_NAME = re.compile(r"\b([Mm]odels?|[Pp]rovider|[Pp]refix|litellm|Chat[A-Z]\w+)\b")
 """Words of frameworks that do not know a model by the name that they are given."""
 _NO_VALUE = re.compile(r"Illegal header value b'(Bearer )?'")
 """The words of a client that was given a key without characters."""

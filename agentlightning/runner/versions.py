@@ -25,7 +25,7 @@ _SHOWN = 8
 def installed_as(module: str | None) -> str:
     """What an imported module is installed as, with its version; nothing of Python's, the user's and this package's."""
     package = (module or "").partition(".")[0]
-    names = packages_distributions().get(package, ())
+    names = sorted(packages_distributions().get(package, ()), key=lambda name: name.replace("-", "_") != package)
     return f"{names[0]} {version(names[0])}" if names and package != NAME else ""
 
 

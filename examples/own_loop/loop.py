@@ -9,8 +9,8 @@ Shape letters: R rollouts.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import sys
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -123,4 +123,6 @@ async def train(steps: int, save_to: Path) -> list[float]:
 
 
 if __name__ == "__main__":
-    asyncio.run(train(int(sys.argv[1]) if len(sys.argv) > 1 else 24, Path("runs") / "own-loop"))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("steps", metavar="STEPS", type=int, nargs="?", default=24)
+    asyncio.run(train(parser.parse_args().steps, Path("runs") / "own-loop"))

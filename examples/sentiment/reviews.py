@@ -7,10 +7,10 @@ Analysis of Social Media Text", ICWSM 2014, and come with the source archive of 
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import random
-import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,7 +56,9 @@ def _reviews() -> Iterator[Review]:
 
 def main() -> None:
     """Writes train.jsonl, val.jsonl and test.jsonl into the folder that is named."""
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "data/sentiment")
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("folder", metavar="FOLDER", type=Path, nargs="?", default=Path("data/sentiment"))
+    folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     for name, tasks in zip(("train", "val", "test"), make_tasks(512, 64, 200), strict=True):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))

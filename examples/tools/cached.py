@@ -7,6 +7,7 @@ prints where it is.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
@@ -56,4 +57,6 @@ def _version(application: str) -> str:
 
 
 if __name__ == "__main__":
-    print(cached_model(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("application", metavar="APPLICATION", help="a folder of examples, such as sql")
+    print(cached_model(parser.parse_args().application))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 import agentlightning as agl
 from agentlightning.trainer.example import load_example
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("steps", metavar="STEPS", type=int, nargs="?", default=12)
     example = load_example("two_policies", "team")
-    algorithm = agl.GRPO(**example.SETTINGS, steps=int(sys.argv[1]) if len(sys.argv) > 1 else 12)
+    algorithm = agl.GRPO(**example.SETTINGS, steps=parser.parse_args().steps)
     agl.Trainer(algorithm=algorithm, concurrency=64).fit(example.team, load_example("calc", "recipe").train_tasks())

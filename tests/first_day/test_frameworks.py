@@ -19,6 +19,7 @@ import pytest
 
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.rollout_verdicts import first_line, never_called
+from agentlightning.cli.left_running import left_running, say_who_is_left
 from agentlightning.errors import ConfigError, RewardError
 from agentlightning.gateway.attempts import AttemptSummary
 from agentlightning.runner.endings import (
@@ -99,6 +100,7 @@ UNREACHED: list[tuple[Callable[[], Exception], str]] = [
     (lambda: like("UserError", "Unknown model: policy"), OWN_MODEL),
     (lambda: ValueError("Unable to infer model provider for model='policy'."), OWN_MODEL),
     (lambda: like("BadRequestError", "LLM Provider NOT provided."), OWN_MODEL),
+    (lambda: ImportError("Initializing ChatOllama requires the langchain-ollama package."), OWN_MODEL),
     (lambda: ImportError("`litellm` is required to use the LitellmModel."), OWN_MODEL),
 ]
 
@@ -117,9 +119,11 @@ def test_a_call_that_never_came_is_mended_in_the_frameworks_words(
 
 
 def test_what_a_framework_wraps_counts() -> None:
-    wrapped = like("AgentGenerationError", "Error while generating output:")
+    wrapped = like("AgentGenerationError", "Error while generating output:\nConnection error.")
     wrapped.__cause__ = like("APIConnectionError", "Connection error.")
-    assert FRAMEWORKS["smolagents"] in ended(through("smolagents", wrapped))
+    said = ended(through("smolagents", wrapped))
+    assert said.startswith("AgentGenerationError: Error while generating output: Connection error.\n")
+    assert FRAMEWORKS["smolagents"] in said
     wrapped.__cause__ = TypeError("Completions.create() got an unexpected keyword argument 'base_url'")
     assert FRAMEWORKS["smolagents"] in ended(through("smolagents", wrapped))
 
@@ -252,6 +256,8 @@ def test_a_frameworks_result_in_place_of_a_reward(part: str) -> None:
 def test_what_a_provider_keeps_is_not_asked_of_the_model(path: str) -> None:
     finding = never_called([], {f"{NO_SUCH_PATH}{path} here. Served are /v1/chat/completions.": 4})
     assert "Keep a conversation in the agent" in finding.fix
+    azure = never_called([], {f"{NO_SUCH_PATH}/openai/deployments/policy/chat/completions here.": 4})
+    assert "ChatOpenAI of AzureChatOpenAI" in azure.fix
     wrong = never_called([], {f"{NO_SUCH_PATH}/chat/completions/chat/completions here.": 4})
     assert "give it to a client as it is" in wrong.fix
 
@@ -284,3 +290,31 @@ def test_a_client_of_a_loop_that_is_closed_ends_without_a_traceback(caplog: pyte
         runner.run(collected(Client().work()))
         gc.collect()
         assert [record.name for record in caplog.records] == ["asyncio"]
+
+
+def test_a_thread_that_keeps_the_process_is_named() -> None:
+    end = threading.Event()
+    kept = threading.Thread(target=end.wait, name="connection")
+    daemon = threading.Thread(target=end.wait, name="harmless", daemon=True)
+    ours = threading.Thread(target=end.wait, name="agl-agents-end")
+    for thread in (kept, daemon, ours):
+        thread.start()
+    said, nobody = left_running([threading.main_thread(), kept, daemon, ours]), left_running([daemon, ours])
+    end.set()
+    for thread in (kept, daemon, ours):
+        thread.join()
+    assert "left running (connection)" in said
+    assert "Ctrl-C" in said
+    assert nobody == ""
+
+
+def test_a_command_whose_agent_leaves_a_thread_says_why_it_does_not_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    end = threading.Event()
+    kept = threading.Thread(target=end.wait, name="connection")
+    kept.start()
+    say_who_is_left(seconds=0.0).join()
+    end.set()
+    kept.join()
+    assert "connection" in capsys.readouterr().err

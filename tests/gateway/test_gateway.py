@@ -150,6 +150,9 @@ async def test_paths_with_and_without_v1(site: Site) -> None:
     assert (status, json.loads(answer)) == (200, {"status": "ok", "instance": site.gateway.instance})
     status, answer = await raw(site, f"POST {base}/v1/embeddings HTTP/1.1\r\nAuthorization: Bearer {site.key}", body)
     assert (status, b"has no embeddings" in answer) == (400, True)
+    body = json.dumps({"model": "text-embedding-3-small", "input": "a"}).encode()
+    status, answer = await raw(site, f"POST {base}/v1/embeddings HTTP/1.1\r\nAuthorization: Bearer {site.key}", body)
+    assert (status, b"models={'text-embedding-3-small': agl.Provider(" in answer) == (400, True)
     status, answer = await raw(site, f"POST {base}/v1/moderations HTTP/1.1", body)
     assert status == 404
     assert b"/v1/chat/completions" in answer

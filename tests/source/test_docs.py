@@ -119,8 +119,10 @@ def test_an_option_is_explained_in_the_words_of_its_help() -> None:
 
 def test_every_benchmark_is_documented() -> None:
     text = (ROOT / "docs" / "benchmarks.md").read_text()
-    scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py")}
+    scripts = {path.name: path.read_text() for path in (ROOT / "benchmarks").glob("*.py")}
     assert {name for name in scripts if f"`benchmarks/{name}`" not in text} == set()
+    without = {name for name, code in scripts.items() if not {"--quick", "--json"} <= {*re.findall(r"--\w+", code)}}
+    assert without == set(), "the page says that all of them take both, and `make bench` gives --quick"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -285,3 +287,11 @@ def test_files_in_the_text_exist() -> None:
                 options = re.findall(r"(?<![\w-])--[a-z][\w-]*", rest)
                 missing += [f"{name_of(page)}: {name} {o}" for o in options if f'"{o}"' not in file.read_text()]
     assert missing == []
+
+
+def test_scripts_of_the_examples_that_people_type_answer_to_help() -> None:
+    """They read their arguments by argparse; one took `--help` for the name of a folder, and filled it."""
+    read = {path for path in (ROOT / "examples").rglob("*.py") if "sys.argv[" in path.read_text()}
+    started = {"code/inside/alone.py", "rag/server.py", "terminal/inside/start.py"}  # by other programs
+    of_a_model = {"delegation/train.py"}  # whose text is in the check sum of the small model that was made
+    assert {path.relative_to(ROOT / "examples").as_posix() for path in read} == started | of_a_model

@@ -24,9 +24,11 @@ class EmbeddingsDialect(Dialect):
     fields = Fields(honoured=("model", "input"))
 
     def parse(self, body: Body, answered: Answered) -> CallRequest:
+        model = str(body.get("model"))[:200]
         raise Refusal(
-            f"The model '{str(body.get('model'))[:200]}' is sampled here and has no embeddings. Name a provider that "
-            "has them, with models={'embedder': agl.Provider(base_url=…, model=…)}, and ask for that model.",
+            f"The model '{model}' has no embeddings here: what is trained writes text. Name a provider that has them, "
+            f"models={{'{model}': agl.Provider(base_url=…, api_key=…)}} or --upstream {model}=URL, or give the "
+            "embeddings' client that provider's own address and key.",
             param="model",
         )
 

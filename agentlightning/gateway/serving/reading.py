@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentlightning.gateway.attempts import LiveAttempt
-from agentlightning.gateway.dialects import DIALECTS, DialectRoute
+from agentlightning.gateway.dialects import DIALECTS, FORWARDED, DialectRoute
 from agentlightning.gateway.dialects.fields import check_strict, required
 from agentlightning.gateway.exchange import CallRequest, Refusal
 from agentlightning.gateway.history.answers import Answered
@@ -130,7 +130,8 @@ class Reader:
         incoming.model = required(given, "model", str)
         if not incoming.knows_models and incoming.model not in self._router.names():
             incoming.model = self._router.names()[0]
-        if isinstance(self._router.target(incoming.model), Upstream):
+        only_forwarded = incoming.route.dialect in FORWARDED and incoming.model not in self._router.names()
+        if not only_forwarded and isinstance(self._router.target(incoming.model), Upstream):
             return given
         arguments = incoming.route.dialect, given, live.answered
         request = await in_background(parse_stable, *arguments) if large else parse_stable(*arguments)
