@@ -457,7 +457,7 @@ class Trainer(GivenByName):
         return reporter
 
     def _resuming(self, run: Run, job: _Fit) -> str | None:
-        """What is said of a run that goes on; None of a new one."""
+        """The words for a run that goes on; None for a new one."""
         if self.resume_from is None or not isinstance(self.algorithm, TrainingSettings):
             return None
         file = self.run_dir / METRICS_FILE
