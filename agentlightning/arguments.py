@@ -143,7 +143,7 @@ class _ByName(ABCMeta):
 
 
 class GivenByName(metaclass=_ByName):
-    """A class whose settings are keyword arguments: a name that is none is refused with the one that was meant."""
+    """A class whose settings are keyword arguments: an unknown name is refused with the one that was meant."""
 
     _otherwise: ClassVar[str | None] = None
     """What is said of a name that nothing is near to; None: all names."""
@@ -177,7 +177,7 @@ class GivenByName(metaclass=_ByName):
 
 
 def explained(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, whose callers are told by ConfigError which argument they meant or forgot."""
+    """The function; a ConfigError tells its callers which argument they meant or forgot."""
     inside, _, name = function.__qualname__.rpartition(".")
     first = next(iter(inspect.signature(function).parameters), None)
     owner = "" if first != "self" or inside.endswith(">") else inside.rpartition(".")[2]
@@ -225,7 +225,7 @@ _CALLED: Mapping[Any, tuple[Any, str]] = {
 
 
 def of_its_kinds(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, whose callers are told by KindError of an argument of another kind than its hint says."""
+    """The function; a KindError names to its callers an argument of another kind than its hint says."""
     signature = inspect.signature(function)
     parts = function.__qualname__.split(".")
     what = parts[-2] if parts[-1] == "__init__" else parts[-1]
@@ -445,7 +445,7 @@ _VALIDATORS_WORDS = (
     (r"\bless than\b", "below"),
     (r"\bdictionary\b", "dict"),
 )
-"""What pydantic says of a value, and how it is said here."""
+"""Pydantic's words about a value, and ours for them."""
 
 
 def of_validator(sentence: str) -> str:

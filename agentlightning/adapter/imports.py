@@ -69,7 +69,7 @@ class Imported:
     """Scores that are of no trace, and corrections."""
 
     def add_scores(self, found: Iterable[ImportedScore | None]) -> None:
-        """Add scores, and count those that are none of a trace."""
+        """Add scores, and count those that belong to no trace."""
         for score in found:
             if score is None:
                 self.other_scores += 1

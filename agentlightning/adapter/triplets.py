@@ -64,7 +64,7 @@ class TracerTraceToTriplet:
 
 
 class LlmProxyTraceToTriplet(TracerTraceToTriplet):
-    """The same from the gateway's calls only, whatever else was traced."""
+    """Triplets from the gateway's calls only, whatever else was traced."""
 
     def adapt(self, spans: Sequence[Span], calls: Iterable[Call] = ()) -> list[Triplet]:
         return [t for t in super().adapt(spans, calls) if t.metadata["call_id"] is not None]

@@ -197,7 +197,7 @@ def mean_reward(episodes: Sequence[Episode]) -> float | None:
 
 
 def given_triplets(spans: Sequence[Span]) -> list[tuple[Span, Triplet]]:
-    """The triplets among an attempt's spans, in order. What cannot be read as one is said and left out."""
+    """The triplets among an attempt's spans, in order. Spans that cannot be read are left out, which is logged."""
     found: list[tuple[Span, Triplet]] = []
     for span in (s for s in spans if s.name == TRIPLET):
         try:

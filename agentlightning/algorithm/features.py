@@ -172,7 +172,7 @@ class FeatureSettings(TrainingSettings):
             part.check_agent(self, agent)
 
     def check_parts(self) -> None:
-        """Raises ConfigError for a user's part that is none, or has the name of another one."""
+        """Raises ConfigError for a user's part that is not a `Part`, or has the name of another one."""
         names = {kind.name for kind in PARTS}
         for part in self.parts if isinstance(self.parts, Iterable) else (self.parts,):
             if not isinstance(part, Part):

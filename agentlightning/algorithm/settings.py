@@ -44,7 +44,7 @@ from agentlightning.types import Dataset, RolloutConfig
 Loss = str | Callable[..., Any] | LossSpec
 """A name in `learner.catalog.LOSSES`, an import path, a function that has one, or what a loss needs besides."""
 Advantage = str | Compute | Estimator
-"""A name in `algorithm.advantage.ADVANTAGES`, a function, or what an advantage needs besides."""
+"""A name in `credit.advantage.ADVANTAGES`, a function, or what an advantage needs besides."""
 Curriculum = str | Callable[..., Any] | None
 """A name in `algorithm.parts.curriculum.CURRICULA`, or a function."""
 FALLBACK_RATE = 1e-6

@@ -41,7 +41,7 @@ USUAL: Mapping[str, Usual] = {
     "stall_seconds": Usual(10, 604_800, "It is in seconds."),
     "replay_size": Usual(1, 100_000, "It is in groups, which are kept in memory."),
 }
-"""By flat name. What is outside is said, and done all the same."""
+"""By flat name. A value outside is reported, and used all the same."""
 
 
 def unusual(settings: TrainingSettings) -> Iterator[str]:

@@ -33,7 +33,7 @@ has not risen is said with it; that it has takes `trend.has_risen`."""
 VISIBLE = 0.12
 """No verdict while a rise of this share of the range of rewards would go unseen in the noise of the steps."""
 NEARLY_SOLVED = 0.9
-"""Nothing is said of a reward that has come this far from the lowest to the highest that a rollout earned."""
+"""A reward that has come this far from the lowest to the highest that a rollout earned gets no verdict."""
 CLIPPED = 0.2
 """The share of clipped tokens from which on steps are too large."""
 

@@ -158,7 +158,7 @@ class Backend(Protocol):
         Requests that are being sampled finish first, or go on under the new weights, as `ModelSettings.in_flight` says;
         either way nothing that old weights computed is used again. Between `optim_step` and `publish` a backend whose
         engine shares memory with its learner samples nothing. The training loop checks what came of it on tokens
-        sampled afterwards (`algorithm.sync_check`).
+        sampled afterwards (`parts.sync_check`).
         """
         ...
 

@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _of_files(error: Exception) -> str | None:
-    """What is said where the disk takes no more, or a path is none that can be used; None of another error."""
+    """The words for a full disk or a path that cannot be used; None for another error."""
     if not isinstance(error, OSError) or debugging():
         return None
     what = f"'{error.filename}'" if error.filename else "A file"

@@ -1,4 +1,4 @@
-"""What `agl train` is told to train with: an algorithm by name, and settings of a file and of the command line."""
+"""What `agl train` trains with: an algorithm by name, and settings of a file and of the command line."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def make_algorithm(
 
 
 def backend_settings(given: BackendOptions) -> dict[str, Any]:
-    """`--backend` and its `--backend-option NAME=VALUE`s as settings; values are JSON, or text that is none."""
+    """`--backend` and its `--backend-option NAME=VALUE`s as settings; values are JSON or plain text."""
     found: dict[str, Any] = {} if given.backend is None else {"backend": given.backend}
     for text in given.backend_option:
         name, equals, value = text.partition("=")
@@ -206,7 +206,7 @@ def run_of_config(config: Path | None) -> RepeatedRun:
     if config is None:
         return RepeatedRun()
     _check_file(config)
-    read_config(config)  # what is wrong with the file is said before what is missing besides
+    read_config(config)  # mistakes in the file come before what is missing besides
     about = _parse(config)
     if not is_of_a_run(about):
         return RepeatedRun()
@@ -298,7 +298,7 @@ def _algorithm(name: str) -> type[GRPO]:
 
 
 def parsed_settings(settings: Sequence[str], known: Collection[str]) -> dict[str, Any]:
-    """`name=value` as keyword arguments; values are JSON, or text that is none. Raises ConfigError for other names."""
+    """`name=value` as keyword arguments; values are JSON or plain text. Raises ConfigError for other names."""
     given: dict[str, Any] = {}
     for text in settings:
         name, equals, value = text.partition("=")

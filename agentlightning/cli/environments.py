@@ -58,7 +58,7 @@ def check_environment(options: EnvironmentCheckOptions) -> bool:
 
 
 def _reasons(bad: Sequence[Probe]) -> dict[tuple[str, str], list[str]]:
-    """The tasks of each reason, which is said once."""
+    """The tasks of each reason, which is printed once."""
     found: dict[tuple[str, str], list[str]] = {}
     for probe in bad:
         if probe.why:

@@ -47,7 +47,7 @@ from agentlightning.types import Outcome, RolloutMode
 
 terminal = Terminal(highlight=False, soft_wrap=True)
 stderr_terminal = Terminal(highlight=False, soft_wrap=True, stderr=True)
-"""What is said on the way, so that the output itself holds the numbers alone."""
+"""Messages on the way go here, so that the output itself holds the numbers alone."""
 
 
 OF_MODELS = ("max_context", "dtype")

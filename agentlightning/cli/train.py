@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 
@@ -89,28 +89,7 @@ def train_agent(options: TrainOptions) -> None:
     if options.print_config:
         show_config(options)
         return
-    server, reference, tasks, val_tasks = options.server, options.agent, options.tasks, options.val_tasks
-    known = run_of_config(options.config)
-    environment = environment_of(options.environment, reference, options.program)
-    if tasks is None:
-        tasks, val_tasks = known.tasks, val_tasks or known.val_tasks
-    if tasks is None and environment is None:
-        if options.resume is not None:
-            _refuse_resume(options.resume)
-        raise ConfigError(
-            "There are no tasks to train on: give --tasks FILE, --env with an environment, --data FILE with "
-            "conversations, or --config with the run.json of a run."
-        )
-    if reference is None and environment is None and not options.remote and options.data is None and server is None:
-        reference, environment = _of_run(known, options)
-    if environment is None:
-        agent = None if reference is None else find_agent(reference, options.program)
-    else:
-        agent = environment.agent
-        if not options.remote:
-            environment.check()
-    train = load_tasks(tasks) if tasks is not None else list(environment.tasks() if environment else ())
-    val = load_tasks(val_tasks) if val_tasks else (list(environment.val_tasks()) or None if environment else None)
+    server, (agent, train, val) = options.server, _work_of(options)
     models = read_upstreams(options.providers)
     chosen = _algorithm(options, rollout_config=RolloutConfig(timeout_seconds=options.timeout))
     strategy = "remote" if options.remote or (server and agent is None) else options.strategy
@@ -136,6 +115,43 @@ def train_agent(options: TrainOptions) -> None:
         exit_interrupted()
     if not result.learned:
         raise typer.Exit(1)
+
+
+class _Work(NamedTuple):
+    """What a training is about: its agent, which may be elsewhere, and its tasks."""
+
+    agent: LitAgent[Any] | None
+    train: list[Any]
+    val: list[Any] | None
+
+
+def _work_of(options: TrainOptions) -> _Work:
+    """The agent and the tasks of the options, of their environment, or of the run that --config names. Raises
+    ConfigError where there are no tasks."""
+    reference, tasks, val_tasks = options.agent, options.tasks, options.val_tasks
+    known = run_of_config(options.config)
+    environment = environment_of(options.environment, reference, options.program)
+    if tasks is None:
+        tasks, val_tasks = known.tasks, val_tasks or known.val_tasks
+    if tasks is None and environment is None:
+        if options.resume is not None:
+            _refuse_resume(options.resume)
+        raise ConfigError(
+            "There are no tasks to train on: give --tasks FILE, --env with an environment, --data FILE with "
+            "conversations, or --config with the run.json of a run."
+        )
+    own_agent = not options.remote and options.data is None and options.server is None
+    if reference is None and environment is None and own_agent:
+        reference, environment = _of_run(known, options)
+    if environment is None:
+        agent = None if reference is None else find_agent(reference, options.program)
+    else:
+        agent = environment.agent
+        if not options.remote:
+            environment.check()
+    train = load_tasks(tasks) if tasks is not None else list(environment.tasks() if environment else ())
+    val = load_tasks(val_tasks) if val_tasks else (list(environment.val_tasks()) or None if environment else None)
+    return _Work(agent, train, val)
 
 
 def _refuse_resume(resume: str) -> None:
@@ -175,7 +191,7 @@ def _of_run(known: RepeatedRun, options: TrainOptions) -> tuple[str | None, Envi
 
 
 def _completed(options: TrainOptions) -> TrainOptions:
-    """The options that stand for others, as those: `--steps` is a setting, `--name` a folder."""
+    """Options that are short for others, as those others: `--steps` is a setting, `--name` a folder."""
     settings = [f"{name}={value}" for name in ("steps", "seed") if (value := getattr(options, name)) is not None]
     for text in settings:
         if twice := [own for own in options.settings if own.partition("=")[0] == text.partition("=")[0]]:
@@ -199,7 +215,7 @@ def _completed(options: TrainOptions) -> TrainOptions:
 
 
 def _refuse_options_of_rollouts(options: TrainOptions) -> None:
-    """Raises ConfigError for what is said of rollouts, where `--data` is learned and there is no agent to run."""
+    """Raises ConfigError for options of rollouts, where `--data` is learned and there is no agent to run."""
     if options.agent or options.environment.env or options.remote or options.server or options.config:
         return
     plain = TrainOptions()

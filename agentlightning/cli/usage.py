@@ -1,6 +1,6 @@
 """What is said of a command line that cannot be understood: the option, the argument or the command that was meant.
 
-Typer keeps the classes of its errors to itself, so they are told apart by their names and by what they hold.
+Typer keeps the classes of its errors to itself, so they are recognised by their names and by what they hold.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _explain(error: Any, typed: Sequence[str] = ()) -> None:
 
 
 def _refused_value(error: Any, options: Sequence[str]) -> str | None:
-    """What is said of an option's value that pydantic refused, with what the option is if it was to be a number."""
+    """The words for an option's value that pydantic refused, with what the option is if it was to be a number."""
     reasons = getattr(error.__cause__, "errors", None)
     if type(error).__name__ != "BadParameter" or reasons is None:
         return None

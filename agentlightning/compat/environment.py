@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class LightningEnvVar(StrEnum):
-    """Those that were documented. AGL_EMITTER_DEBUG has no meaning any more: the log level decides."""
+    """The variables that were documented. AGL_EMITTER_DEBUG has no meaning any more: the log level decides."""
 
     AGL_EMITTER_DEBUG = "AGL_EMITTER_DEBUG"
     AGL_MANAGED_STORE = "AGL_MANAGED_STORE"

@@ -103,7 +103,7 @@ def _old_module(name: str) -> ModuleSpec | None:
 
 
 class _OldModule(ModuleType):
-    """Its names lead to today's; a path that was a function's name too can still be called."""
+    """A module whose names lead to today's; a path that was a function's name too can still be called."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         name = self.__name__.rpartition(".")[2]

@@ -43,7 +43,7 @@ def resolve(module: str, name: str) -> Any:
 
 
 def of_others(module: str, name: str) -> str | None:
-    """What is said of a name that other libraries have and the package lacks; None for any other."""
+    """The words for a name that other libraries have and the package lacks; None for any other."""
     if module != "agentlightning":
         return None
     from agentlightning.compat.other_libraries import written_here  # seldom needed
@@ -53,7 +53,7 @@ def of_others(module: str, name: str) -> str | None:
 
 
 def why_not(old: Old) -> str:
-    """What is said of a name that is not kept."""
+    """The words for a name that is not kept."""
     return f"{old.name.replace(':', '.')}: {old.note}"
 
 

@@ -428,7 +428,7 @@ def _engine(
     gpus: Callable[[], int],
     has_vllm: Callable[[], bool],
 ) -> None:
-    """What samples: vLLM on one GPU, where it was asked for and is there; else this package's engine, which is said."""
+    """What samples: vLLM on one GPU, where it is wanted and installed; else our own engine, which is reported."""
     keys = [key for key in (ENGINE, SHARE) if flat.get(key) is not None]
     if flat.get(ENGINE, "vllm") != "vllm" or not keys:
         ignored |= dict.fromkeys(keys, "this package's engine samples")

@@ -1,4 +1,4 @@
-"""What the table and the page of rollouts show: filters become one query; a rollout is told call by call."""
+"""What the table and the page of rollouts show: filters become one query; a rollout is shown call by call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evidence: what is read of a run before anything is said about it: its steps, and rollouts of its end and its start.
+"""Evidence: what is read of a run before it is judged: its steps, and rollouts of its end and its start.
 
 However long the run, what is read is bounded. Read-only.
 """

@@ -64,7 +64,7 @@ def _failed_calls(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _failures(spans: Sequence[Span]) -> tuple[list[str], list[str]]:
-    """Why calls failed: those whose model gave no answer afterwards, and all. Refusals are told of otherwise."""
+    """Why calls failed: those whose model gave no answer afterwards, and all. Refusals are reported elsewhere."""
     calls = [s for s in spans if CALL_ID in s.attributes and s.attributes.get("error.type") != "refused"]
     calls.sort(key=lambda span: span.start_time or 0.0)
     given_up, every = list[str](), list[str]()

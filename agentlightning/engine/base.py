@@ -83,7 +83,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """Shape [T, K]: alternatives by falling probability, under the plain softmax."""
     top_logprobs: Float32Array | None = None
     kept: Int32Array | None = None
-    """Which tokens a filter left to draw each of these from, where it was asked for; see `types.kept`."""
+    """Which tokens a filter left to draw each of these from, where it was asked for; see `types.arrays`."""
     finish_reason: str | None = None
     """None while sampling goes on, then "stop", "length" or "abort"."""
     stop_string: str | None = None

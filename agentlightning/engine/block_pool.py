@@ -1,6 +1,6 @@
 """How much memory the contexts of a limited KV cache take: blocks, handed to slots as their tokens are computed.
 
-Every slot has addresses for a whole context, and memory for as many blocks as it holds tokens (`kv_cache.Pages`). Where
+Every slot has addresses for a whole context, and memory for as many blocks as it holds tokens (`kv_cache`). Where
 a block is lacking, idle contexts are given up, oldest use first; then the youngest request is parked: it keeps its
 tokens, loses its keys and values, and is computed again when there is room, before anything new begins. The oldest
 request is never parked for others, so every request comes to its end.

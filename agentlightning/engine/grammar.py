@@ -145,7 +145,7 @@ class Grammars:
             return
         try:
             compiling.future.set_result(self._compile(compiling.grammar))
-        except BaseException as error:  # whatever it is: whoever waits for the grammar is told
+        except BaseException as error:  # whatever it is: the request that waits for the grammar gets it
             compiling.future.set_exception(error)
 
     def _compile(self, grammar: str) -> Any:

@@ -115,7 +115,7 @@ class RequestQueue:
     def pop(self, policies: Collection[str], places: int, places_for_new: int) -> Request | None:
         """The next request of these policies, which counts as running from now on.
 
-        With so much room for anyone, and so much for owners of whom nothing is running; None if nobody fits.
+        With so much room for anyone, and so much for owners without a running request; None if nobody fits.
         """
         fits = [o for o in self._by_owner if places > 0 or (places_for_new > 0 and not self.running[o])]
         found = [owner for owner in fits if owner[0] in policies]
@@ -173,7 +173,7 @@ class Admission:
         self._held_back = 0
 
     def places(self, running: int) -> tuple[int, int]:
-        """How many more requests may start: of anyone, and of owners of whom none is running.
+        """How many more requests may start: of anyone, and of owners without a running request.
 
         The second is more when one owner holds many: a few places are beyond their reach, so that nobody waits for the
         end of another's long responses.

@@ -220,7 +220,7 @@ def _failures() -> Iterator[None]:
 
 
 class _Actions:
-    """How an action is said and read."""
+    """How an action is written and read."""
 
     how_to_answer: str
     """What they are, in a sentence."""

@@ -369,7 +369,7 @@ def _parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown(data: Mapping[str, Any]) -> str:
-    """An observation in words: its only text, else JSON without what is said elsewhere."""
+    """An observation in words: its only text, else JSON without the fields that are shown elsewhere."""
     observation = {k: v for k, v in (data.get("observation") or {}).items() if k not in _OWN and v is not None}
     if isinstance(observation.get("tool_name"), str):  # the result of a call
         failed = observation.get("error")

@@ -133,7 +133,7 @@ def _user(text: str) -> Message:
 
 
 def _results(calls: Sequence[Any], turns: Sequence[ActionResult]) -> list[Message]:
-    """What the model is told of its actions."""
+    """The description of its actions that the model gets."""
     if not calls:
         return [_user(turn.seen) for turn in turns]
     return [
@@ -158,7 +158,7 @@ def last_number(answer: str) -> str | None:
 
 
 def seeds_of(scheme: str, tasks: int, val_tasks: int, first_seed: int) -> tuple[range, range]:
-    """The seeds of training and of validation. Raises ConfigError for numbers that are none."""
+    """The seeds of training and of validation. Raises ConfigError for other values than numbers."""
     for option, value, least in (("tasks", tasks, 1), ("val_tasks", val_tasks, 0), ("first_seed", first_seed, 0)):
         if not isinstance(value, int) or value < least:
             raise ConfigError(f"{scheme}: {option} is {value!r}; it is a whole number from {least} on.")

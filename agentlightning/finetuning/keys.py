@@ -56,7 +56,7 @@ class Keys:
         self._lent.pop(key, None)
 
     def create(self, name: str) -> dict[str, Any]:
-        """A new key, which is told this once."""
+        """A new key, which is shown only this once."""
         value, key = f"sk-{secrets.token_urlsafe(32)}", new_id("key_")
         self._records.add("keys", id=key, name=name, hash=_hash(value), created_at=int(time.time()))
         row = self._records.row("SELECT * FROM keys WHERE id = ?", key)

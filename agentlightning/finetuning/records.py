@@ -67,7 +67,7 @@ Row = dict[str, Any]
 
 
 class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is said of a job. `name` tells it from all others of the job."""
+    """An event of a job. `name` is unique among the events of the job."""
 
     name: str
     message: str

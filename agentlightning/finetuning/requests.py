@@ -27,7 +27,7 @@ _TAKES = {
     ("suffix",): "up to 64 letters, digits and . _ -",
     ("method.type",): "supervised, dpo or reinforcement",
 }
-"""What is said of values that are none of a field's, by its name."""
+"""The words for values that a field does not take, by its name."""
 
 Auto = Literal["auto"] | None
 Count = Annotated[int, msgspec.Meta(ge=1, le=10_000)]

@@ -93,7 +93,7 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     size: int | None = None
     """Characters of its texts, where they were counted with the request."""
     digests: tuple[bytes, bytes] | None = None
-    """Of its messages (`history.keys.MessageKeys`), where they were made with the request."""
+    """The keys of its messages (`history.tree.MessageKeys`), where they were made with the request."""
     begun: str = ""
     """The text with which the client began the answer itself, which the model goes on from."""
     remember: list[Message] | None = None

@@ -1,6 +1,6 @@
 """One pass of a model over a packed batch: log-probs and entropies of the entries, and hidden states for a critic.
 
-A tree is computed with each token once (`tree_attention`, `flex_tree`, `tree_recurrence`), or, for models that cannot,
+A tree is computed with each token once (`tree_attention`, `tree_recurrence`), or, for models that cannot,
 as its separate rows: every leaf with all it stands on. All give the same numbers. Logits exist only for tokens that
 predict an entry, and only so many at the same time.
 

@@ -127,7 +127,7 @@ def _add(writer: Any, gguf: Any, name: str, tensor: torch.Tensor, *, short: bool
 
 
 def _vocabulary(gguf: Any, tokenizer: Any, size: int) -> Iterator[tuple[str, Any]]:
-    """What a writer is told of the tokenizer: the name of its `add_…`, and the value."""
+    """What is written of the tokenizer: the name of the writer's `add_…`, and the value."""
     tokenizer_json = json.loads(tokenizer.backend_tokenizer.to_str())
     if tokenizer_json["model"]["type"] != "BPE" or not tokenizer_json["model"].get("vocab"):
         raise ModelError(

@@ -1,4 +1,4 @@
-"""A sandbox of bubblewrap: what a program sees of this machine, and as whom it runs.
+"""A sandbox of bubblewrap: what a program sees of this machine, and the user that it runs as.
 
 It sees the system's programs, its interpreter and its own folder, all read-only; its working directory and a `/tmp`
 that ends with it are all it can write. It holds no capability, sees no process, socket or network of the host, and

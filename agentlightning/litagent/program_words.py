@@ -1,4 +1,4 @@
-"""What is said of a program that failed, or whose reward was not found: its own words, shortened, and what to do.
+"""The words for a program that failed, or whose reward was not found: its own output, shortened, and what to do.
 
 A program runs in a temporary folder that is gone when its message is read, and its traceback is mostly libraries'.
 """
@@ -32,7 +32,7 @@ NOT_POSTED = (
 
 
 def printed_too(stdout: str, reward: str) -> str | None:
-    """What is said of a program that prints a number in its last line where another one counts; None of others."""
+    """The words for a program that prints a number in its last line where another one counts; None for others."""
     lines = [line.strip() for line in stdout.splitlines() if line.strip()]
     if not lines or _number(lines[-1]) is None:
         return None

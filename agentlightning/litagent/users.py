@@ -44,7 +44,7 @@ def own_user() -> Iterator[int | None]:
 
 @contextmanager
 def leased(ids: range, taken: Sequence[range]) -> Iterator[int]:
-    """Lease one of the ids that is none of those taken. Raises ConfigError where there seems to be none."""
+    """Lease an id that is not taken. Raises ConfigError where none seems to be free."""
     with socket.socket(socket.AF_UNIX) as lease:
         for _ in range(_TRIES):
             user = secrets.choice(ids)
@@ -113,7 +113,7 @@ def is_mapped(ids: range, file: Path) -> bool:
 
 
 def change_owner(user: int | None, *places: Path) -> None:
-    """What a program is to use belongs to whom it runs as; what links in it lead to does not."""
+    """What a program is to use belongs to the user that it runs as; what links in it lead to does not."""
     if user is None:
         return
     done = subprocess.run(

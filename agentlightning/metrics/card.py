@@ -1,6 +1,6 @@
 """Model cards: what a checkpoint's README.md says of the model in it. Pure: text from what a run wrote down.
 
-Only what is known is said. What goes to other people is short on purpose: no paths of this machine, no user's data.
+Only what is known is written. What goes to other people is short on purpose: no paths of this machine, no user's data.
 """
 
 from __future__ import annotations

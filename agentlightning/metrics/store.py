@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 WRITE_SECONDS = 0.5
 """How often waiting rows are written."""
 MOST_WAITING = 10_000
-"""Rows that wait for a store that is out of reach; what comes then is dropped, which is said once."""
+"""Rows that wait for a store that is out of reach; later rows are dropped, which is logged once."""
 
 
 class StoreSink(Sink):

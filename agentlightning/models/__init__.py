@@ -82,7 +82,7 @@ _OWNERS = {
 
 
 def _otherwise_named(text: str) -> str:
-    """What is said of a name that another program or a browser has for models."""
+    """The words for a name that another program or a browser has for models."""
     if (address := re.match(r"https?://[^/]+/([\w.-]+/[\w.-]+)", text)) is not None:
         return f"That is an address; its Hugging Face id is '{address[1]}'. "
     if text.startswith(("http:", "https:")):

@@ -224,7 +224,7 @@ class LoopServer:
 
     def _bind(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        # asyncio's own loop sends without delay only where the protocol is said: else each answer waits for 40 ms.
+        # asyncio's own loop sends without delay only where the protocol is named: else each answer waits for 40 ms.
         listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         # Connections inherit it: a client whose machine vanishes without a word is gone after a quarter of a minute.

@@ -41,7 +41,7 @@ INSTEAD = (
 
 
 def watch_for_blocking(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    """Watch from a daemon thread until the loop has been told of, or is closed."""
+    """Watch from a daemon thread until the loop has been reported, or is closed."""
     threading.Thread(target=_watch, args=(loop, thread), name="agl-blocking", daemon=True).start()
 
 

@@ -64,8 +64,9 @@ class RolloutKeywords(PageKeywords, total=False):
 
 
 class RolloutQuery(PageQuery):
-    """Those of `run_id_in`, `mode_in`, `step_in`, `group_in`, `outcome_in` (of the latest attempt), with a reward from
-    `reward_min` to `reward_max`, that have `text_contains` in their id or task; `filter_logic` joins the first three.
+    """Rollouts of `run_id_in`, `mode_in`, `step_in`, `group_in`, `outcome_in` (of the latest attempt), with a reward
+    from `reward_min` to `reward_max`, that have `text_contains` in their id or task; `filter_logic` joins the first
+    three.
 
     Sorted by `step` or `reward`, only those that have one.
     """

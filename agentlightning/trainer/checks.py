@@ -70,10 +70,17 @@ def check_parts(**parts: object) -> None:
 
 
 def check_each(**parts: Iterable[object]) -> None:
-    """The same for several parts of a kind."""
+    """`check_parts` for several parts of a kind."""
     for name, values in parts.items():
         for value in values:
             check_parts(**{name: value})
+
+
+def listed(given: Any) -> list[Any]:
+    """Several parts of a kind as a list, where one alone or None may be given for them."""
+    if given is None:
+        return []
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
 
 
 def check_adapter(adapter: object, algorithm: Algorithm) -> None:

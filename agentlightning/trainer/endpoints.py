@@ -1,4 +1,4 @@
-"""The endpoints among a run's initial resources: agents ask them through the gateway, which records what is said.
+"""The endpoints among a run's initial resources: agents ask them through the gateway, which records the calls.
 
 An `LLM` that is given by the user becomes a provider of the gateway under its own model's name, and the resource that
 agents get in its place is the gateway's. The provider's key stays here.

@@ -122,7 +122,7 @@ async def cancel_leftovers(store: LightningStore, run_id: str | None = None) -> 
 async def recorded(
     store: LightningStore, run: Run, sink: StoreSink, *, first_step: int, stopped: Callable[[], bool]
 ) -> AsyncIterator[None]:
-    """Begin the run in its store, write what `sink` is told, and say in the end what became of it.
+    """Begin the run in its store, write what `sink` gets, and record in the end what became of it.
 
     What the run itself finds unfit to learn from stops it, and so does who interrupts it; any other error is a failure.
     """

@@ -21,7 +21,7 @@ class _PrivateFile(logging.FileHandler):
         return open_private(self.baseFilename, self.mode, encoding=self.encoding)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """A disk that is full is said by what is logged, on the terminal; Python would add a traceback to each line."""
+        """A full disk is reported on the terminal; Python would add a traceback to each line that cannot be written."""
         if not isinstance(sys.exception(), OSError):
             super().handleError(record)
 

@@ -98,7 +98,7 @@ class Strategy:
         return Address(f"http://{host}:{self.port}", self.key)
 
     def with_key(self) -> Strategy:
-        """Runners that the trainer starts are told a key that is made for this run."""
+        """Runners that the trainer starts get a key that is made for this run."""
         if self.runners not in ("processes", "ray"):
             return self
         return replace(self, host="127.0.0.1", port=0, key=new_key())

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -67,6 +67,7 @@ from agentlightning.trainer.checks import (
     check_resources,
     check_whole_numbers,
     has_endpoints,
+    listed,
     refuse_while_loading,
 )
 from agentlightning.trainer.folder import (
@@ -205,8 +206,6 @@ class Trainer(GivenByName):
         check_resources(initial_resources)
         self.algorithm = algorithm or Baseline()
         of_algorithm = self.algorithm.trainer_defaults
-        run_dir, resume = (None if given is None else Path(given).expanduser() for given in (run_dir, resume))
-        run_dir, resume = run_dir or of_algorithm.run_dir, resume or of_algorithm.resume
         self.concurrency = concurrency
         self.store = store
         self.tracer = tracer or OtelTracer()
@@ -217,33 +216,18 @@ class Trainer(GivenByName):
         self.initial_resources: NamedResources = dict(initial_resources or {})
         self.models = dict(models or {})
         self.dialects = tuple(dialects or ())
-        self.hooks = list(hooks) if isinstance(hooks, Sequence) else [hooks] if hooks is not None else []
+        self.hooks: list[Hook] = listed(hooks)
         check_each(hook=self.hooks)
         self.max_rollouts = max_rollouts
-        on_ray = isinstance(self.algorithm, TrainingSettings) and self.algorithm.backend == "ray"
-        default = "ray" if on_ray and not self.algorithm.serial else "inline"
-        chosen = strategy if isinstance(strategy, Strategy) else Strategy.read(strategy, default=default)
-        self.strategy = chosen.with_key()
+        self.strategy = _strategy(strategy, self.algorithm).with_key()
         self.n_runners = next(n for n in (self.strategy.n_runners, n_runners, n_workers, 1) if n is not None)
         self.address: asyncio.Future[Address] | None = None
         """While `fit` runs with runners elsewhere: where they find the store."""
         self.port = of_algorithm.port if port is None else port
-        self._taken_again = resumable_journal(self.algorithm, resume)
-        self.resume_from: Path | None = None
-        if resume and self._taken_again is None:
-            self.resume_from = checkpoint_of(self.algorithm, resume, run_dir)
-        self._resumed_at: int | None = None  # when it is done, that checkpoint may be gone: newer ones are kept
-        self._settings_before = known_settings(self.resume_from.parent.parent) if self.resume_from else {}
-        self.run_dir = self._taken_again or (
-            Path(run_dir) if run_dir else default_folder(self.algorithm, self.resume_from)
-        )
-        self._names_folder = run_dir is None and self.resume_from is None and self._taken_again is None
-        """Whether the run's folder has the name that is given to it here."""
+        self._find_place(run_dir, resume)
         self._has_folder = self._training = False
         self.console = console
-        several = isinstance(sinks, Iterable) and not isinstance(sinks, str)
-        given: Any = sinks if several else [sinks] if sinks is not None else []
-        self.sinks = [*map(as_sink, given), *of_algorithm.sinks]
+        self.sinks = [*map(as_sink, listed(sinks)), *of_algorithm.sinks]
         check_each(sink=self.sinks)
         self._spent: Mapping[str, Spent] = {}
         """What was asked of other providers before a model process died."""
@@ -251,6 +235,24 @@ class Trainer(GivenByName):
         """The one that `fit` was given, while it runs."""
         if self.algorithm.serial:
             self.n_runners = self.concurrency = 1
+
+    def _find_place(self, run_dir: str | Path | None, resume: str | Path | None) -> None:
+        """Settle the run's folder, and the checkpoint or the journal that the run goes on from."""
+        of_algorithm = self.algorithm.trainer_defaults
+        run_dir, resume = (None if given is None else Path(given).expanduser() for given in (run_dir, resume))
+        run_dir, resume = run_dir or of_algorithm.run_dir, resume or of_algorithm.resume
+        self._taken_again = resumable_journal(self.algorithm, resume)
+        self.resume_from: Path | None = None
+        if resume and self._taken_again is None:
+            self.resume_from = checkpoint_of(self.algorithm, resume, run_dir)
+        self._resumed_at: int | None = None
+        """The step of that checkpoint, which may be gone when the run is done: newer ones are kept."""
+        self._settings_before = known_settings(self.resume_from.parent.parent) if self.resume_from else {}
+        self.run_dir = self._taken_again or (
+            Path(run_dir) if run_dir else default_folder(self.algorithm, self.resume_from)
+        )
+        self._names_folder = run_dir is None and self.resume_from is None and self._taken_again is None
+        """Whether the run's folder has the name that is given to it here."""
 
     @explained
     def fit(
@@ -455,7 +457,7 @@ class Trainer(GivenByName):
         return reporter
 
     def _resuming(self, run: Run, job: _Fit) -> str | None:
-        """What is said of a run that goes on; None of a new one."""
+        """The words for a run that goes on; None for a new one."""
         if self.resume_from is None or not isinstance(self.algorithm, TrainingSettings):
             return None
         file = self.run_dir / METRICS_FILE
@@ -574,3 +576,11 @@ class Trainer(GivenByName):
             policies = {name: str(weights / name) for name in spec.model.adapters}
             return replace(spec, model=replace(spec.model, policies=policies))
         return replace(spec, model=replace(spec.model, model=str(weights)))
+
+
+def _strategy(given: str | Strategy | None, algorithm: Algorithm) -> Strategy:
+    """Where runners are: as given or as the environment says; by default with the model on Ray, otherwise here."""
+    if isinstance(given, Strategy):
+        return given
+    on_ray = isinstance(algorithm, TrainingSettings) and algorithm.backend == "ray"
+    return Strategy.read(given, default="ray" if on_ray and not algorithm.serial else "inline")

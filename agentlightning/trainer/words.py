@@ -126,7 +126,7 @@ def resuming(
 
 
 def numbers_as_text(tasks: Dataset[Any] | None) -> list[str]:
-    """What is said of a field of the first tasks that is a number in quotes, as everything in a CSV file is."""
+    """The words for a field of the first tasks that is a number in quotes, as everything in a CSV file is."""
     first = [tasks[number] for number in range(min(len(tasks), _LOOKED_AT))] if tasks is not None else []
     if not first or not all(isinstance(task, Mapping) for task in first):
         return []

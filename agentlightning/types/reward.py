@@ -28,7 +28,7 @@ PRIMARY = "primary"
 MOST_AGENTS = 1000
 """So many agents of an attempt are rewarded apart."""
 MOST_CHARACTERS = 200
-"""By so much of its name an agent is told from others."""
+"""How much of its name distinguishes an agent from others."""
 LARGEST = "AGL_LARGEST_REWARD"
 """The environment variable that sets another range; the same for runners, gateways, the store and the training."""
 LARGEST_REWARD = 1e6

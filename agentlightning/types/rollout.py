@@ -28,11 +28,11 @@ class Record(BaseModel):
 
 
 class InvalidRecord(ConfigError, ValueError):
-    """A field of a record has a value that it cannot have, none, or a name that is none."""
+    """A field of a record has an invalid value or none, or does not exist."""
 
 
 def _field_names(kind: type[BaseModel]) -> list[str]:
-    """Those that must be given first."""
+    """The fields of a record, the required ones first."""
     fields = sorted(kind.model_fields.items(), key=lambda item: not item[1].is_required())
     return [known for name, field in fields for known in (name, field.alias) if known]
 

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+import agentlightning
 from tests.source.trees import trees
 
 
@@ -44,3 +45,36 @@ def test_names_are_of_the_fields_words() -> None:
         if PRIVATE_WORDS & set(re.findall("[a-z]+", name.lower().replace("_", " ")))
     }
     assert found == FIELDS_OF_RECORDS
+
+
+PACKAGE = Path(agentlightning.__file__).parent
+IN_A_TABLE = re.compile(r"(?:^|\s{3,})([a-z_]+)/?\s{2,}(?=\S)", re.MULTILINE)
+"""A name in a package's table of its files: at the beginning of a line, or behind the text of another one."""
+
+
+def _is_module(folder: Path, name: str) -> bool:
+    return (folder / name).is_dir() or (folder / f"{name}.py").is_file()
+
+
+def test_a_packages_table_of_its_files_names_files() -> None:
+    named = {
+        (file, name)
+        for file, tree in trees().items()
+        if Path(file).name == "__init__.py"
+        for name in IN_A_TABLE.findall(ast.get_docstring(tree) or "")
+    }
+    assert len(named) > 50
+    assert {one for one in named if not _is_module(PACKAGE / Path(one[0]).parent, one[1])} == set()
+
+
+def test_a_module_that_a_docstring_refers_to_by_its_package_is_there() -> None:
+    """`package.module` or `package.module.Name`, by names that only packages have."""
+    packages = {folder.name: folder for folder in PACKAGE.rglob("*") if (folder / "__init__.py").is_file()}
+    gone = {
+        (file, name)
+        for file in trees()
+        for name in re.findall(r"`([a-z_]+\.[a-z_]+)\.[A-Z]\w+`", (PACKAGE / file).read_text())
+        for package, module in [name.split(".")]
+        if package in packages and not _is_module(packages[package], module)
+    }
+    assert gone == set()

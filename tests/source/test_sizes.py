@@ -11,10 +11,8 @@ LINES_OF_A_FUNCTION, LINES_OF_A_FILE = 40, 500
 """At most. Of a function its signature and docstring do not count."""
 LONGER = {
     "gateway/gateway.py: __init__",  # wire what was given
-    "trainer/trainer.py: __init__",
     "finetuning/app.py: __init__",
     "cli/gateway.py: _serve",
-    "cli/train.py: train_agent",
     "finetuning/tinker/sampled.py: sampling_params",  # a check after the other
     "gateway/sampling/planner.py: _planned",
     "types/span.py: from_opentelemetry",

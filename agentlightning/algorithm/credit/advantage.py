@@ -90,7 +90,7 @@ def grpo(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarray) ->
 
 @estimator(decoupled=True)
 def gdpo(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarray) -> Float32Array:
-    """(r − mean) / std of each part of a reward within a group: GDPO (Liu et al., arXiv 2601.05242; `gdpo.py`)."""
+    """(r − mean) / std of each part of a reward within a group: GDPO (Liu et al., arXiv 2601.05242; `parts.gdpo`)."""
     return grpo(returns_U, groups_U, counts_U)
 
 

@@ -38,9 +38,9 @@ class CreditRule:
     """How rewards become advantages and weights."""
 
     mode: str = "broadcast"
-    """A key of `algorithm.modes.CREDIT_MODES`."""
+    """A key of `credit.modes.CREDIT_MODES`."""
     advantage: str | Compute | Estimator = "grpo"
-    """See `algorithm.advantage`; a mode with a critic has its own."""
+    """See `credit.advantage`; a mode with a critic has its own."""
     gamma: float = 1.0
     lam: float = 1.0
     total: bool = False

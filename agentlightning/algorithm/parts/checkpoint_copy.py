@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from agentlightning.metrics import Reporter
 
 COPY_SECONDS = 3600.0
-"""A copy that takes longer is said to have failed."""
+"""A copy that takes longer is reported as failed."""
 NOT_COPIED = (
     "The checkpoint of step {step} was not copied to {url}: {problem}. It is in the run's folder, and copying is tried "
     "again with the next one."

@@ -80,7 +80,7 @@ class Preflight:
         refused_requests: what the gateway counts of requests that belonged to no attempt.
         selected_by: the settings that choose which calls are trained.
         objections: asked about the rollouts of the first steps, with `settings`.
-        goes_on: what would be refused is said instead, and the run goes on.
+        goes_on: what would be refused is reported instead, and the run goes on.
         """
         self._objections, self._settings = objections, settings or {}
         self._looks = 0 if learned else LOOKS

@@ -117,7 +117,7 @@ def good_runs(run: PromptRun, parent: Candidate, name: str) -> dict[int, Turns]:
 
 
 def _corrected(turns: Turns, task: Any, field: str) -> Turns | None:
-    """The turns with the task's right answer as the last one; None for a task that has none."""
+    """The turns with the task's right answer as the last one; None for a task without one."""
     right = task.get(field) if isinstance(task, Mapping) else None
     return None if right is None else (*turns[:-1], ("assistant", str(right)))
 

@@ -92,7 +92,7 @@ class Evaluator:
         seed: int = 0,
     ) -> None:
         """`under`: begins the ids of its rollouts, behind the run's. With the same seed, candidates draw alike on a
-        task, so that they are told apart by fewer tasks.
+        task, so that fewer tasks are enough to see a difference.
         """
         self._seed = seed
         self._under = under

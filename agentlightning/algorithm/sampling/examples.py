@@ -99,7 +99,7 @@ class ExampleSource:
         )
 
     def _length(self, example: Any) -> int:
-        """Tokens of an example's longest call; 0 for one that cannot be written, which is said when it is learned."""
+        """Tokens of an example's longest call; 0 if it cannot be written, which is reported when it is learned."""
         try:
             calls = [call for episode in self._episodes_of(self._chats, example, "") for call in episode.calls]
         except AgentLightningError:

@@ -253,7 +253,7 @@ _ENDED_BY_THEMSELVES = (Outcome.OK, Outcome.TRUNCATED, Outcome.AGENT_ERROR)
 
 
 class FinishedRollouts:
-    """Those of the steps to come, by step and task, in groups of siblings."""
+    """Finished rollouts of the steps to come, by step and task, in groups of siblings."""
 
     def __init__(self, weights: str, rollouts: Iterable[Rollout] = ()) -> None:
         """`weights` names the weights that are sampled from now: no other weights, of any course of the run, have the

@@ -131,6 +131,6 @@ if __name__ == "__main__":
         main(sys.argv[1])
     except KeyboardInterrupt:
         sys.exit(130)
-    except Exception as error:  # whatever the hub's client makes of a network: it is told to a person
+    except Exception as error:  # whatever the hub's client makes of a network: a person reads it
         _print(f"! {' '.join(str(error).split())[:300] or type(error).__name__}")
         sys.exit(1)

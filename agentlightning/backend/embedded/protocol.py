@@ -103,7 +103,7 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True, tag="settings")
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """Drop a request; nothing more is said of it."""
+    """Drop a request; no more events come of it."""
 
     request_id: int
 

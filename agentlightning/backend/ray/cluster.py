@@ -28,7 +28,7 @@ LOOPBACK = "127.0.0.1"
 _LOOK_SECONDS = 2.0
 """How often it is seen whether all that was reserved is on a machine."""
 _SAY_SECONDS = 5.0
-"""How long is waited in silence; then it is said after twice the time again, at least every …"""
+"""How long a wait is silent; then it is reported, each time after twice as long, at least every …"""
 _SAY_AT_LEAST_SECONDS = 60.0
 
 _DUMPS = r"\[state-dump\]|lines of the Raylet logs|\((raylet|gcs_server)\) \w+\.cc:"
@@ -98,7 +98,7 @@ class Placement:
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Within the block it is said what is waited for, when machines are lacking: at first, or after one died."""
+        """Within the block, report what the run waits for when machines are lacking: at first, or after one died."""
         saying = asyncio.create_task(self._say_what_is_lacking())
         try:
             yield
@@ -129,7 +129,7 @@ class Placement:
 
 
 def of_run(name: str, run: str | None) -> str:
-    """What Ray's pages and logs call one of a run's actors, so that runs on one cluster are told apart."""
+    """What Ray's pages and logs call one of a run's actors, so that runs on one cluster can be distinguished."""
     return f"{name} of {run}" if run else name
 
 

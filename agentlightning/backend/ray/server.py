@@ -116,7 +116,7 @@ class RayServer(Connection):
         self._over = True
         await asyncio.wait(self._ends)
         for other in self._ends:
-            other.exception()  # whoever is told of it has it
+            other.exception()  # marks it as seen: its caller has the error
         how = "ended by itself" if error is None else f"ended: {message_of_ray(error)}"
         return f"{host} {how}"
 

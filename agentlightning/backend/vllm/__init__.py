@@ -1,11 +1,10 @@
 """The vLLM backend: vLLM servers sample, the learner is in a process of ours, weights get across after each step.
 
-options      what users set                          command      how a server is started
-process      one server of ours, from start to end   api          what is said to a server over HTTP
-wire         requests and answers as JSON            plain        log-probs that vLLM does not give by itself
-replica      one server that is kept alive           fleet        all of them: which one samples, retries
-gate         who may sample while weights change     publication  how weights get across
-engine       a policy's `Engine`                     servers      all of these for a run's policies
+options      what users set                           process      one server of ours, from start to end
+api          requests to one server over HTTP         wire         requests and answers as JSON
+replica      one server that is kept alive            servers      all servers of a run, and its policies' engines
+engine       a policy's `Engine` on a server          guard        ends a server's children with it
+publication  how weights get across                   broadcast    weights for servers without our folders
 backend      servers beside a learner
 worker/      what runs inside vLLM; knows nothing of this package
 

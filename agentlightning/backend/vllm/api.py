@@ -1,4 +1,4 @@
-"""What is said to one vLLM server over HTTP, and what its refusals mean."""
+"""Requests to one vLLM server over HTTP, and what its refusals mean."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ LOOK_SECONDS = 2.0
 DEAF_LOOKS = 3
 """So many looks in a row without an answer, and it is given up."""
 SAY_SECONDS = 20.0
-"""How often it is said that a server is still starting."""
+"""How often the log says that a server is still starting."""
 
 Launch = Callable[[], Awaitable[tuple[str, VLLMProcess]]]
 """Starts a server; its base URL and its process."""

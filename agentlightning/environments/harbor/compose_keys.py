@@ -34,7 +34,7 @@ _RESTARTS = {
 
 
 def mapping(value: Any, where: str, keys: Collection[str] | None = None) -> Mapping[str, Any]:
-    """A mapping, empty where nothing is said. Raises ConfigError for a key that is not among `keys`."""
+    """A mapping, empty where the key is missing. Raises ConfigError for a key that is not among `keys`."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -54,7 +54,7 @@ def named(value: Any, where: str) -> Iterator[tuple[str, Any]]:
 
 
 def listed(value: Any, where: str) -> list[Any]:
-    """A list, empty where nothing is said."""
+    """A list, empty where the key is missing."""
     if value is None:
         return []
     if not isinstance(value, list):

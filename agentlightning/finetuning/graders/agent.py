@@ -59,7 +59,7 @@ class GradedCompletion(LitAgent[Any]):
         self._models = models
 
     def check_task(self, task: Any) -> None:
-        """Raises ConfigError for a task that has no messages, or tools that are none."""
+        """Raises ConfigError for a task without messages, or with invalid tools."""
         messages, tools = (task.get("messages"), task.get("tools")) if isinstance(task, Mapping) else (None, None)
         if not isinstance(messages, list) or not messages or not all(isinstance(one, Mapping) for one in messages):
             raise ConfigError('A task needs {"messages": [{"role": "user", "content": …}]}, with at least one message.')

@@ -114,7 +114,7 @@ def end_all(group: int) -> None:
 
 
 def receive(answers: int, requests: int, seconds: float, pid: int) -> bytes | None:
-    """The fork's answer; what there is of it where it ended before. None where it took too long."""
+    """The fork's answer, or as much of it as came before the fork ended. None where it took too long."""
     deadline, data = time.monotonic() + seconds, b""
     while not data.endswith(b"\n") and len(data) <= MOST_BYTES:
         ready, _, _ = select.select([answers, requests], [], [], max(0.0, deadline - time.monotonic()))

@@ -70,7 +70,7 @@ class TextSimilarity(Grader):
                 f"(GraderSettings.embeddings_model). Without one there are {', '.join(METRICS)}.",
             )
         if metric != "cosine":
-            METRICS[metric]("a", "a")  # what is not installed is said now
+            METRICS[metric]("a", "a")  # a missing library is reported now
         input, reference = fields.template("input"), fields.template("reference")
         fields.end("pass_threshold")
         common = {"name": name, "given": fields.given, "input": input, "reference": reference}

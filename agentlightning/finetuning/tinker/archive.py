@@ -61,7 +61,7 @@ class Archive:
     """The checkpoints of all runs."""
 
     def __init__(self, records: Records, folder: Path, deleted: Callable[[Path], None]) -> None:
-        """`deleted` is told of each folder that is about to go."""
+        """`deleted` is called with each folder before it goes."""
         self._records = records
         self.folder = folder
         self._deleted = deleted

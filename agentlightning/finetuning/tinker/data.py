@@ -34,7 +34,7 @@ _DTYPES = {1: "float32", 2: "int64", 3: "int32"}
 
 @dataclass(frozen=True)
 class LossForm:
-    """One of the API's losses: which inputs it has, and how it is said to the learner."""
+    """One of the API's losses: its inputs, and the learner's settings for it."""
 
     name: str
     """A loss of `learner.catalog.LOSSES`, or the import path of one."""

@@ -100,7 +100,7 @@ def sample_response(body: bodies.SamplesRequest, length: int, chunks: Sequence[C
 
 
 def _write_prompt(response: Any, body: bodies.SamplesRequest, length: int, chunk: Chunk) -> None:
-    """Of the first token nothing is known, and of those before the last ones that were asked for nothing is said."""
+    """Nothing is known of the first token, and nothing returned for tokens before the last ones that were asked for."""
     silent = length - (body.prompt_logprobs_last_n or length - 1)
     logprobs_P = np.full(length, np.nan, dtype=np.float32)
     if chunk.prompt is not None:

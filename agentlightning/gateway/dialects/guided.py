@@ -17,7 +17,7 @@ _LONGEST = 512 * 1024
 
 
 def guided_schema(body: Mapping[str, Any], reading: Reading) -> AnswerSchema | None:
-    """The form of the answer, if one of these fields asks for it. Raises `Refusal` for a value that is none."""
+    """The form of the answer, if one of these fields asks for it. Raises `Refusal` for an invalid value."""
     for name, kind in GUIDED.items():
         if body.get(name) is not None:
             return _form(kind, body[name], name)

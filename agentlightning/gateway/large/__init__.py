@@ -1,6 +1,6 @@
 """Large requests: what takes long with them is done in a process of its own, and the event loop only passes bytes.
 
-requests    what the gateway asks for: reading, tokenising       line       whose turn it is: attempts take turns
-process     the process: started when first needed, restarted    work       what is done there; pure
-wire        the frames between the two                           __main__   the process's entry
+requests    what the gateway asks for, and the process that answers: started when first needed, restarted
+work        what is done there; pure                      wire        the frames between the two
+__main__    the process's entry
 """

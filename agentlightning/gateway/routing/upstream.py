@@ -168,7 +168,7 @@ class Upstream:
             live.mark_refused_by_provider(why + self._doubt(live, status))
 
     def _doubt(self, live: LiveAttempt, status: int) -> str:
-        """What is said of the key that it refuses, and of the base URL where nothing is there."""
+        """The hint for a key that the provider refuses, and for a base URL where nothing is there."""
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return " Check the key that it is sent: api_key of its Provider, --api-key or --upstream-key."
         base = self._replica(live.rollout_id)

@@ -86,7 +86,7 @@ class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Planner:
-    """Plans the requests to one engine. `cut_long_prompts`: see `history.truncation`."""
+    """Plans the requests to one engine. `cut_long_prompts`: see `size.Truncation`."""
 
     def __init__(
         self,

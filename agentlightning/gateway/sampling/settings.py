@@ -106,7 +106,7 @@ def params_for(
 
 
 def samples_nothing(used: Mapping[str, Any]) -> bool:
-    """Whether a request wants no response, only what is told of its prompt."""
+    """Whether a request wants no response, only information on its prompt."""
     return used.get("max_tokens") == 0
 
 

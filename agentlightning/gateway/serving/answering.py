@@ -175,7 +175,7 @@ def _ended() -> Refusal:
 
 
 def refusal_for(error: BaseException) -> Refusal:
-    """What a client is told of an error; a bug is logged, and told as a server error."""
+    """The refusal that a client gets for an error; a bug is logged, and becomes a server error."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, StoreError):

@@ -1,4 +1,4 @@
-"""How programs that are known are told not to send what cannot be had here: a line for each. Pure."""
+"""The switches that keep known programs from sending what is unavailable here: a line for each. Pure."""
 
 from __future__ import annotations
 

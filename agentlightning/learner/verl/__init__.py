@@ -1,10 +1,9 @@
 """verl's worker layer behind the learner's verbs: our batches as its rows, our loss in its engine, its ranks on Ray.
 
     rows      a packed batch as rows of tokens, dealt among workers          (numpy)
-    adapter   a LoRA adapter as verl is told of it                            (peft)
     loss      our loss on what a pass over rows says                         (torch)
     worker    verl's `TinkerTrainingWorker`, and what our verbs ask besides  (verl)
-    group     the workers on a Ray cluster
+    group     the workers on a Ray cluster, and the adapter that they make   (peft)
     learner   `VerlLearner`: `TorchLearner` with passes and steps done there
     cpu       what verl lacks to compute on CPUs
 

@@ -1,4 +1,4 @@
-"""How verl's layer is spread over processes, as it is told to the process that drives it."""
+"""How verl's layer is spread over processes: settings for the process that drives it."""
 
 from __future__ import annotations
 

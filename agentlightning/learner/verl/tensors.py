@@ -24,7 +24,7 @@ NO_ENTRY = {"old": 0.0, "advantages": 0.0, "weights": 0.0, "reference": 0.0, "se
 def tensors_of(
     one: Pass, batch: PackedBatch, extra: Mapping[str, Any] | None = None, *, reference_E: Float32Array | None = None
 ) -> TensorDict:
-    """The rows of all workers, in their order; `extra`: what the engine is told besides."""
+    """The rows of all workers, in their order; `extra`: further fields for the engine."""
     of_entries = {
         "old": batch.old_logprobs_E,
         "advantages": batch.advantages_E,

@@ -1,7 +1,7 @@
 """Each attempt of a program as a Job of its own on a Kubernetes cluster.
 
-`settings` is what users say, `manifests` what is made of it, `endings` what became of it, `api` the requests, and
-`attempt` the whole of one.
+`manifests` has what users set and the Job that is made of it, `api` sends the requests, and `attempt` runs one attempt
+and reads how it ended.
 """
 
 from agentlightning.litagent.kubernetes.attempt import run_job

@@ -81,7 +81,7 @@ class Job:
 
 
 class Watch(Protocol):
-    """The watchdog: an operation that is told how long the oldest job has waited that is not stored."""
+    """The watchdog: an operation that takes the age of the oldest job that is not stored."""
 
     def __call__(self, tx: Transaction, /, lag: float) -> None: ...
 

@@ -163,7 +163,7 @@ segments = Table(
     Column("logprobs", LargeBinary),  # float32, little endian
     Column("plain_logprobs", LargeBinary),
     Column("versions", Text),  # JSON [[start, version], …]
-    Column("kept", LargeBinary),  # int32, little endian; see types.kept
+    Column("kept", LargeBinary),  # int32, little endian; see types.arrays
     Column("source_attempt", Text),  # the segment that it has its tokens from where `ids` are empty; see sharing
     Column("source_segment", Text),
     Index("segments_id", "attempt_id", "segment_id", unique=True),

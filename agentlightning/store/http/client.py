@@ -250,7 +250,7 @@ class LightningStoreClient(LightningStore):
     # ---- requests --------------------------------------------------------------------------------------------------
 
     async def _do(self, operation: HttpOperation, given: Any, *, wait: float = 0.0) -> Any:
-        """Ask the server for an operation: by its arguments, or by a body that is none."""
+        """Ask the server for an operation, by its arguments or by a ready body."""
         path, body = operation.path, given
         if isinstance(given, dict):
             body = dict(given)

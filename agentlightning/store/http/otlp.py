@@ -42,7 +42,7 @@ def is_json(headers: Mapping[str, str]) -> bool:
 
 
 def answer(rejected: int, why: str, *, is_json: bool) -> Response:
-    """What an exporter is told: how many spans were not taken, and why the first was not."""
+    """The answer to an exporter: how many spans were not taken, and why the first was not."""
     reply = ExportTraceServiceResponse()
     if rejected:
         reply.partial_success.rejected_spans = rejected

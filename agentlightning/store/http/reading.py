@@ -122,7 +122,7 @@ def _why(error: ValidationError) -> str:
 
 
 def _rewarded(span: Span | str, *, leave_out: bool) -> Span | str:
-    """The span, or why it is left out: a reward that is none. Raises StoreError where nothing may be left out."""
+    """The span, or why it is left out: an invalid reward. Raises StoreError where nothing may be left out."""
     wrong = None if isinstance(span, str) else reward_error(span.name, span.attributes)
     if wrong is not None and not leave_out:
         raise StoreError(wrong)

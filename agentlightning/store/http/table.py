@@ -85,7 +85,7 @@ class HttpOperation:
     answer: Any = None
     """None: nothing, with status 204."""
     otherwise: str | None = None
-    """What is said with status 404 where the method returns None."""
+    """The words of the status 404 where the method returns None."""
     scope: str | None = None
     """The scope by which an attempt's key opens it, for this attempt; None: only the admin key does."""
     waits: bool = False

@@ -113,7 +113,7 @@ class Http:
         raise error_of(response.status, self._another_server(response.status, answer) or _detail(answer))
 
     def _another_server(self, status: int, body: bytes) -> str | None:
-        """What is said where the address is a server's that is no store, or has more behind it than the store's."""
+        """The words for an address that belongs to another server, or continues behind the store's."""
         given = urlsplit(self.url)
         if status == 404 and given.path and _detail(body).startswith(NOTHING_AT):
             host = f"{given.scheme}://{given.netloc}"

@@ -1,6 +1,6 @@
 """What an ended attempt earned, written to its rollout so that rollouts are found by it; spans stay the truth.
 
-An attempt's spans are read once, when it ends. What is told later is added to what was found then, so that a late span
+An attempt's spans are read once, when it ends. What comes later is added to what was found then, so that a late span
 costs as much as it says, however many there were before.
 """
 
