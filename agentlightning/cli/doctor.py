@@ -36,6 +36,8 @@ from agentlightning.types import RolloutMode
 
 ENOUGH = 8
 """Rollouts that there must be to say something of them, however few tasks there are."""
+LATER = 3
+"""One of so many begins when others have ended: what an agent keeps from rollout to rollout is seen in those alone."""
 
 
 def examine_agent(options: DoctorOptions) -> bool:
@@ -55,7 +57,8 @@ def examine_agent(options: DoctorOptions) -> bool:
 async def _examine(agent: LitAgent[Any], tasks: list[Any], options: DoctorOptions, folder: Path) -> Diagnosis:
     tasks = tasks[: options.limit]
     repeats = max(options.repeats, -(-ENOUGH // len(tasks))) if tasks else options.repeats
-    trainer, model = _trainer(replace(options, repeats=repeats), folder)
+    at_once = at_a_time(len(tasks) * repeats, options.concurrency)
+    trainer, model = _trainer(replace(options, repeats=repeats, concurrency=at_once), folder)
     stop = asyncio.Event()
     late = asyncio.get_running_loop().call_later(options.seconds, stop.set)
     try:
@@ -75,6 +78,11 @@ async def _examine(agent: LitAgent[Any], tasks: list[Any], options: DoctorOption
     return await _read(trainer, plan, options, blocked, model)
 
 
+def at_a_time(rollouts: int, concurrency: int) -> int:
+    """How many of them run at the same time: not all, so that some come after others."""
+    return max(1, min(concurrency, rollouts - rollouts // LATER))
+
+
 async def _read(
     trainer: Trainer, plan: Plan, options: DoctorOptions, blocked: list[str], model: str | None
 ) -> Diagnosis:
@@ -90,7 +98,9 @@ async def _read(
     evidence = replace(evidence, episodes=done, provider=provider, refused_requests=dict(refused_requests))
     known = {"decode": decoder_of_model(model), "template": template_of_model(model)}
     known |= {"phases": phases, "calls_so_far": [len(e.calls) for e in late]}
-    return examine(evidence, plan, blocked=blocked, unfinished=total - len(done), **known)
+    unfinished = total - len(done)
+    slow = unfinished > total // LATER  # fewer are those that began later
+    return examine(evidence, plan, blocked=blocked, unfinished=unfinished if slow else 0, **known)
 
 
 def _trainer(options: DoctorOptions, folder: Path) -> tuple[Trainer, str | None]:

@@ -333,7 +333,7 @@ _NONE_FOR_TEXT = re.compile(
 )
 """Python's words for a None where a text is read."""
 _WANTS_A_KEY = re.compile(r"api_key|credentials|authentication method|API[ _]key", re.IGNORECASE)
-_OF_A_MODELS_NAME = re.compile(r"\b([Mm]odels?|[Pp]rovider|[Pp]refix|litellm|Chat[A-Z]\w+)\b")
+_OF_A_MODELS_NAME = re.compile(r"\b([Mm]odels?|[Pp]rovider|[Pp]refix|litellm|Chat(?!Completion)[A-Z]\w+)\b")
 """Words of frameworks that do not know a model by the name that they are given."""
 _NO_VALUE = re.compile(r"Illegal header value b'(Bearer )?'")
 """The words of a client that was given a key without characters."""

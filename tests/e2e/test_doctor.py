@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import agentlightning
+from agentlightning.cli.doctor import LATER, at_a_time
 from agentlightning.trainer.example import load_example
 
 CALC = Path(agentlightning.__file__).parent.parent / "examples" / "calc" / "calc_agent.py"
@@ -45,6 +46,17 @@ async def hangs(task, llm):
 async def blocks(task, llm):
     time.sleep(1.0)
     return float(task % 2)
+
+said = []
+
+@agl.rollout
+async def remembers(task, llm):
+    from openai import AsyncOpenAI
+    chat = AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key).chat.completions
+    asked = [*said, {"role": "user", "content": f"What is {task} + 2?"}]
+    answer = await chat.create(model=llm.model, messages=asked, max_tokens=24)
+    said.extend([asked[-1], {"role": "assistant", "content": answer.choices[0].message.content or "none"}])
+    return float(len(answer.choices[0].message.content or "") % 2)
 """
 
 
@@ -74,6 +86,21 @@ def test_broken_agents_are_named(tmp_path: Path, agent: str, code: str, words: s
     assert words in by_code[code]["words"]
     assert by_code[code]["fix"]
     assert found["exit"] == 1
+
+
+@pytest.mark.slow
+def test_a_history_that_all_rollouts_share_is_named(tmp_path: Path) -> None:
+    (tmp_path / "agents.py").write_text(AGENTS)
+    (tmp_path / "tasks.jsonl").write_text("1\n2\n3\n4\n")
+    found = doctor(tmp_path, "agents.py:remembers")
+    assert "history_kept" in {f["code"] for f in found["findings"]}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("rollouts", "concurrency"), [(1, 16), (2, 16), (8, 16), (16, 16), (16, 4), (100, 64)])
+def test_some_rollouts_come_after_others(rollouts: int, concurrency: int) -> None:
+    together = at_a_time(rollouts, concurrency)
+    assert 1 <= together <= concurrency
+    assert rollouts < LATER or rollouts - together >= rollouts // LATER
 
 
 @pytest.mark.slow

@@ -128,6 +128,11 @@ def test_what_a_framework_wraps_counts() -> None:
     assert FRAMEWORKS["smolagents"] in ended(through("smolagents", wrapped))
 
 
+def test_a_tool_of_the_wrong_kind_is_no_matter_of_the_model() -> None:
+    error = like("UserError", "Hosted tools are not supported with the ChatCompletions API. Got tool type: function")
+    assert hint_without_calls(through("agents", error)) is None
+
+
 def test_a_client_of_another_rollout_has_the_right_address() -> None:
     error: Any = like("ModelAuthenticationError", "status_code: 403, body: This client was made in another rollout.")
     assert hint_without_calls(through("pydantic_ai", error)) == OWN_ADDRESS
