@@ -221,3 +221,11 @@ def test_the_rates_of_the_first_page_are_the_defaults(row: str, model: str) -> N
     assert shape is not None
     shown = [f"{shape.learning_rate(adapter=adapter):.0e}".replace("e-0", "e-") for adapter in (False, True)]
     assert [cells[1], cells[3]] == shown
+
+
+def test_the_rate_of_the_bidding_game_is_the_default() -> None:
+    folder = Path(__file__).parents[2] / "examples" / "bidding"
+    shape = read_shape(str(folder / "model"))
+    assert shape is not None
+    rate = f"{shape.learning_rate(adapter=False):.1e}".replace("e-0", "e-")
+    assert f"today's default rate for this size, which is {rate}." in (folder / "README.md").read_text()
