@@ -379,7 +379,7 @@ def _openinference(attributes: Mapping[str, Any], prefix: str) -> list[Message]:
 
 
 def _tools(attributes: Mapping[str, Any]) -> list[Any]:
-    """Those that Langfuse or OpenInference write."""
+    """The tools that Langfuse or OpenInference write."""
     written = _conversation_in(attributes.get("langfuse.observation.input"))[1]
     tools = written or [_json(b.get("json_schema"), {}) for b in below_numbers(attributes, "llm.tools", "tool.")]
     return [tool for tool in tools if tool]

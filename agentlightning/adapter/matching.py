@@ -36,7 +36,7 @@ def _first_occurrence(calls: Sequence[Span], spans: Sequence[Span]) -> dict[int,
 
 
 def _first_sibling(calls: Sequence[Span], spans: Sequence[Span]) -> dict[int, float]:
-    """The same among the calls and rewards that have the same parent."""
+    """As `_first_occurrence`, among the calls and rewards that have the same parent."""
     found: dict[int, float] = {}
     for parent in dict.fromkeys(span.parent_id for span, _ in _rewards(spans)):
         here = [i for i, call in enumerate(calls) if call.parent_id == parent]

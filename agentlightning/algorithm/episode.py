@@ -91,7 +91,7 @@ class Episode:
         return 0.0 if found is None and self.outcome is Outcome.TRUNCATED else found
 
     def with_rewards(self, rewards: Sequence[Earned]) -> Episode:
-        """The same rollout, had it earned these."""
+        """The rollout as if it had earned these rewards."""
         counting = which_count(rewards, callers=self.callers)
         return replace(self, reward=mean_value([r.value for r in counting]), rewards=rewards)
 

@@ -222,7 +222,7 @@ def is_busy(text: str) -> bool:
 
 
 def absent_part(name: str, whose: str, known: Collection[str]) -> str:
-    """What is said where no rollout's reward has the part `name`, and a setting needs it: `whose` says which, " of
+    """The words where no rollout's reward has the part `name`, and a setting needs it: `whose` says which, " of
     watched_parts" or ", which has a constraint". `known` are the parts that rewards have."""
     has = f"They have: {', '.join(sorted(known)[:SHOWN_PARTS])}." if known else "They have no named parts."
     return (

@@ -106,7 +106,7 @@ def _named(text: str) -> tuple[str, Any]:
 
 
 def _settings_of(options: ProgramOptions) -> dict[str, Any]:
-    """Those that were given, as `Program` takes them."""
+    """The settings that were given, as `Program` takes them."""
     given = {name: value for name, value in vars(options).items() if value is not None and name != "isolation_option"}
     isolation = isolation_of(options.isolation, options.isolation_option)
     return given if isolation is None else {**given, "isolation": isolation}

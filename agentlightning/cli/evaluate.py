@@ -281,7 +281,7 @@ def resolve(checkpoint: Path) -> tuple[Served, Served | None, dict[str, Any]]:
 def _agent_and_tasks(
     agent: str | None, tasks: Path | None, run: dict[str, Any], checkpoint: Path
 ) -> tuple[LitAgent[Any], list[Any]]:
-    """Those that are given; else the agent of the run, and an example's held-out tasks or what the run validated on."""
+    """The agent and tasks that are given; else the run's agent, and an example's held-out tasks or the run's own."""
     example = _example(run)
     if tasks is not None:
         held_out = load_tasks(tasks)

@@ -30,7 +30,7 @@ def _look(seconds: float) -> None:
 
 
 def left_running(threads: Iterable[threading.Thread]) -> str:
-    """What is said of those that a process waits for at its end; nothing where there are none."""
+    """The words for threads that a process waits for at its end; nothing where there are none."""
     left = [t for t in threads if not (t.daemon or t is threading.main_thread() or t.name.startswith("agl-"))]
     if not left:
         return ""

@@ -65,7 +65,7 @@ def decoder_of(opened: OpenedRun) -> Decode | None:
 
 
 def decoder_of_model(model: str | None) -> Decode | None:
-    """The same of a model by its name; None for none."""
+    """The decoder of a model by its name; None for no model."""
     tokenizer = _tokenizer(model)
     return tokenizer and (lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False))
 

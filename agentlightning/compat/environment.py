@@ -35,7 +35,7 @@ def resolve_bool_env_var(
 def resolve_int_env_var(
     env_var: LightningEnvVar | str, override: int | None = None, fallback: int | None = None
 ) -> int | None:
-    """The same for a whole number."""
+    """The variable as a whole number."""
     text = _text(env_var)
     if override is not None or text is None:
         return fallback if override is None else override
@@ -48,7 +48,7 @@ def resolve_int_env_var(
 def resolve_str_env_var(
     env_var: LightningEnvVar | str, override: str | None = None, fallback: str | None = None
 ) -> str | None:
-    """The same for text."""
+    """The variable as text."""
     text = _text(env_var)
     if override is not None:
         return override

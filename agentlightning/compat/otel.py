@@ -80,12 +80,12 @@ def _value(span: Span, key: str) -> Any:
 
 
 def filter_attributes(attributes: Mapping[str, Any], prefix: str) -> Attributes:
-    """Those at or below a prefix."""
+    """The attributes at or below a prefix."""
     return {k: v for k, v in attributes.items() if k == prefix or k.startswith(f"{prefix}.")}
 
 
 def filter_and_unflatten_attributes(attributes: Mapping[str, Any], prefix: str) -> Any:
-    """Those below a prefix, without it, as nested values."""
+    """The attributes below a prefix, without it, as nested values."""
     return unflatten_attributes({k[len(prefix) + 1 :]: v for k, v in attributes.items() if k.startswith(f"{prefix}.")})
 
 

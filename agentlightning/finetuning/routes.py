@@ -44,7 +44,7 @@ class Services(Protocol):
     pool: Pool
 
     def models(self, owner: str) -> HttpModels:
-        """Those that a key's graders may use."""
+        """The models that a key's graders may use."""
         ...
 
 

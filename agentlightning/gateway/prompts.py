@@ -26,7 +26,7 @@ _SYSTEM = ("system", "developer")
 
 
 def prompts_in(resources: NamedResources) -> tuple[Injected, ...]:
-    """Those that the gateway has to put in, in the order of their names."""
+    """The prompts that the gateway has to put in, in the order of their names."""
     return tuple(r for _, r in sorted(resources.items()) if isinstance(r, Injected))
 
 

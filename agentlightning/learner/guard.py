@@ -66,7 +66,7 @@ class _Leaf:
         return len(self.nodes_L)
 
     def entries(self) -> np.ndarray:
-        """Those on its path, by their positions."""
+        """The entries on its path, by their positions."""
         entries = np.flatnonzero(np.isin(self.batch.source_E, self.nodes_L))
         return entries[np.argsort(self.batch.positions_N[self.batch.source_E[entries]], kind="stable")]
 
@@ -76,7 +76,7 @@ def _content(leaf: _Leaf) -> bytes:
 
 
 def _leaves(number: int, batch: PackedBatch) -> Iterator[_Leaf]:
-    """Those that have entries."""
+    """The leaves that have entries."""
     ends_S = np.append(batch.starts_S[1:], len(batch.ids_N))
     trained = set((np.searchsorted(batch.starts_S, batch.source_E, side="right") - 1).tolist())
     parents = set(batch.parents_S.tolist())

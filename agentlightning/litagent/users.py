@@ -74,7 +74,7 @@ def _delegated() -> list[range]:
 
 
 def ranges(file: Path) -> Iterator[range]:
-    """Those of a file like /etc/subuid, `somebody:first:count` in a line. What is written otherwise is left out."""
+    """Ranges of a file like /etc/subuid, `somebody:first:count` in a line. What is written otherwise is left out."""
     for line in file.read_text(errors="replace").splitlines():
         numbers = line.split(":")[1:]
         if len(numbers) == 2 and all(number.strip().isdecimal() for number in numbers):

@@ -272,7 +272,7 @@ async def _contained(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def _is_ordinary(error: BaseException) -> bool:
-    """One that a future can hold and that ends nothing but the agent."""
+    """Whether a future can hold the error, and it ends nothing but the agent."""
     return isinstance(error, Exception) and not isinstance(error, StopIteration)
 
 

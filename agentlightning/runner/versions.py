@@ -30,7 +30,7 @@ def installed_as(module: str | None) -> str:
 
 
 def other_version(error: BaseException) -> str | None:
-    """What is said of a name that an installed package has not; None of other errors."""
+    """The words for a name that an installed package lacks; None for other errors."""
     if isinstance(error, AttributeError) and error.obj is not None:
         if isinstance(error.obj, ModuleType):
             return _without(error.obj.__name__, "", "", ())

@@ -12,7 +12,7 @@ from agentlightning.backend.ray.options import RayOptions, parse_options
 
 
 def ray_options(algorithm: Algorithm) -> RayOptions:
-    """Those of the algorithm's backend, if that is on Ray."""
+    """The options of the algorithm's backend, if that is on Ray."""
     given: dict[str, Any] = {}
     if isinstance(algorithm, TrainingSettings) and algorithm.backend == "ray":
         given = dict(algorithm.backend_options)

@@ -65,8 +65,8 @@ def code_of(agent: LitAgent[Any]) -> str:
 
 
 def recipe_of(settings: Any, code: str, given: Mapping[str, Any], about: Mapping[str, Any]) -> str:
-    """The same for runs that sample the same from the same weights, as far as can be seen: with the same `settings`,
-    `code_of` the agent, resources that were `given`, and version, commit and tasks in their `provenance`.
+    """A hash that is the same for runs that sample the same from the same weights, as far as can be seen: with the same
+    `settings`, `code_of` the agent, resources that were `given`, and version, commit and tasks in their `provenance`.
     """
     known = [repr(settings), code, {name: repr(one) for name, one in sorted(given.items())}]
     known += [about[key] for key in ("version", "commit", "tasks_hash")]
@@ -95,7 +95,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def hash_of(tasks: Dataset[Any]) -> str:
-    """The same for the same tasks in the same order."""
+    """A hash that is the same for the same tasks in the same order."""
     digest = hashlib.blake2b(str(len(tasks)).encode(), digest_size=16)
     for line in _lines(tasks):
         digest.update(line.encode())

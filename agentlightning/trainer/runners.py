@@ -45,8 +45,9 @@ class OwnerOfRunners(Protocol):
 
 
 def started_runners(trainer: OwnerOfRunners, agent: LitAgent[Any]) -> StartedRunners | None:
-    """Those that the strategy asks for, not yet at work; None where it asks for others. Raises ConfigError for an agent
-    that cannot be sent."""
+    """The runners that the strategy asks for, not yet at work; None where it asks for others. Raises ConfigError for an
+    agent that cannot be sent.
+    """
     if trainer.strategy.runners == "ray":
         require_ray()
         work = RunnerWork(sent(agent), trainer.hooks, trainer.tracer, trainer.concurrency, trainer.max_rollouts)

@@ -340,7 +340,7 @@ def find_final_reward(spans: Iterable[Span]) -> float | None:
 
 
 def final_of(attributes: Iterable[Attributes]) -> float | None:
-    """The same from the attributes of its spans, with rewards in today's form."""
+    """The final reward from the attributes of its spans, with rewards in today's form."""
     found = [given for one in attributes if (given := given_reward(one)) is not None]
     return mean_value([r.value for r in which_count(found)])
 

@@ -193,6 +193,6 @@ def group_numbers(episodes: Sequence[Episode]) -> Int32Array:
 
 
 def numbers(keys: Sequence[Hashable]) -> Int32Array:
-    """The same number for equal keys, counted from 0 in the order of their first appearance."""
+    """A number for each key, the same for equal keys, counted from 0 in the order of their first appearance."""
     found: dict[Hashable, int] = {}
     return np.array([found.setdefault(key, len(found)) for key in keys], dtype=np.int32)

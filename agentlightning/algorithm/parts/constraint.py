@@ -98,7 +98,7 @@ def as_constraints(given: Any) -> tuple[Constraint, ...]:
 
 
 def recorded_constraints(settings: Mapping[str, Any]) -> tuple[Constraint, ...]:
-    """Those of a recorded run; none where they cannot be read."""
+    """The constraints of a recorded run; none where they cannot be read."""
     with suppress(ConfigError):
         return as_constraints(settings.get("constraint"))
     return ()

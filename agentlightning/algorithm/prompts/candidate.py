@@ -38,7 +38,7 @@ class Candidate:
         return dict(self.texts)
 
     def edited(self, name: str, text: str) -> Candidate:
-        """The same with another text for one template."""
+        """The candidate with another text for one template."""
         return Candidate.of({**self.by_name, name: text}, parent=self.key)
 
     def resources(self, base: Mapping[str, PromptTemplate]) -> dict[str, PromptTemplate]:

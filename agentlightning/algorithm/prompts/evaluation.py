@@ -215,7 +215,7 @@ class Evaluator:
 
 
 def _as_json(task: Any) -> str | None:
-    """The same for the same task; None for one that is no JSON value, which the store holds in another form."""
+    """A text that is equal for equal tasks; None for other than JSON values, which the store holds in another form."""
     try:
         return json.dumps(task, sort_keys=True, ensure_ascii=False)
     except (TypeError, ValueError):

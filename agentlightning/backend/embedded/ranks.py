@@ -113,7 +113,7 @@ class Leader:
         raise ConfigError("The reference of a learner over ranks stays where it is: leave reference_every out.")
 
     def save_state(self, path: str | Path) -> None:
-        """The same file as that of one rank."""
+        """Write the same file as one rank does."""
         state = self._together(SaveState(str(path)), self._mine.state)
         with atomic_directory(Path(path)) as directory:
             torch.save(state, directory / STATE_FILE)

@@ -108,7 +108,7 @@ class Broadcast:
         return await self._shared.put(policy, name)
 
     async def spread(self, name: str, replicas: Sequence[Replica]) -> None:
-        """Those who do not get it are given it later, one by one."""
+        """Servers that do not get it are given it later, one by one."""
         try:
             await self._send(name, replicas)
         except BackendDied as error:

@@ -87,7 +87,7 @@ class GraderSettings:
 
 
 def owners_settings() -> GraderSettings:
-    """Those of the file that `AGL_GRADERS` names; the defaults where it names none. Raises ConfigError."""
+    """The settings of the file that `AGL_GRADERS` names; the defaults where it names none. Raises ConfigError."""
     path = os.environ.get(FILE)
     return read_settings(Path(path)) if path else GraderSettings()
 

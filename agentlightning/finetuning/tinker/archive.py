@@ -217,7 +217,7 @@ class Archive:
         return row
 
     def list(self, owner: str, query: Mapping[str, str], run: str | None = None) -> dict[str, Any]:
-        """Those of a run, all at once; or those of a key, by pages."""
+        """The checkpoints of a run, all at once; or those of a key, by pages."""
         self.sweep()
         if run is not None:
             self.run(owner, run)

@@ -198,7 +198,7 @@ def _answer_attributes(answer: Mapping[str, Any]) -> Attributes:
 
 
 def _token_ids(answer: Mapping[str, Any]) -> tuple[list[int], list[int]] | None:
-    """Those of prompt and response, if the provider told both, as vLLM does when it is asked to."""
+    """The token ids of prompt and response, if the provider gives both, as vLLM does when it is asked to."""
     choices: Any = answer.get("choices") or [{}]
     prompt, response = answer.get("prompt_token_ids"), choices[0].get("token_ids")
     return (prompt, response) if isinstance(prompt, list) and isinstance(response, list) and response else None

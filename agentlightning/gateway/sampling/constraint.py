@@ -171,5 +171,5 @@ def _spare(tool: Tool) -> Tool:
 
 
 def _loose(tool: Tool) -> Tool:
-    """The same with parameters that may be anything."""
+    """The tool with parameters that may be anything."""
     return {"type": "function", "function": {"name": _name(tool), "parameters": _ANYTHING}}

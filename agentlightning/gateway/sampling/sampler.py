@@ -135,7 +135,7 @@ class Sampler:
     async def _all_choices(
         self, planned: PlannedRequest, at: int, begun: ChoiceStream | None
     ) -> list[tuple[Choice, int]]:
-        """Those of the prompt in this place."""
+        """The choices of the prompt in this place."""
         try:
             async with self._planner.share(planned) as most_tokens:
                 emit = None if begun is None else begun.of_prompt(at)

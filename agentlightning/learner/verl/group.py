@@ -59,7 +59,7 @@ class Workers:
             raise BackendDied(f"A worker of verl's failed in {verb}: {type(cause).__name__}: {first}") from error
 
     def _ended(self) -> list[str]:
-        """Those whose process is gone, in words. Of the others, some may be waiting for it for good, and some have
+        """Workers whose process is gone, in words. Of the others, some may be waiting for it for good, and some have
         failed because it is gone, sometimes before Ray knew of it."""
         import ray
         from ray.exceptions import RayActorError

@@ -124,7 +124,7 @@ class RemoteOptimizer(Optimizer):
         self._policy = policy
 
     def gather(self) -> None:
-        """They add up in float32 by themselves."""
+        """Gradients add up in float32 by themselves."""
 
     def clip(self, limit: float) -> float:
         return self._workers.ask("clip", limit)[0]
@@ -136,7 +136,7 @@ class RemoteOptimizer(Optimizer):
         self._bring()
 
     def weights(self) -> list[Tensor]:
-        """They stay with the workers."""
+        """Weights stay with the workers."""
         self._workers.ask("keep_weights")
         return []
 

@@ -156,7 +156,7 @@ def read(tx: Transaction, attempt_id: str) -> Attempt | None:
 
 
 def read_many(tx: Transaction, attempt_ids: Sequence[str]) -> list[Attempt]:
-    """Those of the attempts that exist, in the order asked for."""
+    """The attempts that exist among these, in the order asked for."""
     if len(attempt_ids) == 1:
         one = read(tx, attempt_ids[0])
         return [] if one is None else [one]

@@ -60,7 +60,7 @@ def _delete(tx: Transaction, rollout_ids: Sequence[str]) -> None:
 
 
 def _delete_recordings(tx: Transaction, resources_ids: Sequence[str]) -> None:
-    """Those of the resources that hold a recording and belong to no rollout; the latest of all stays in any case."""
+    """Delete the resources that hold a recording and belong to no rollout; the latest of all stays in any case."""
     holds = resources.c.resources.like('%"resource_type":"recording"%')
     found = tx.select(select(resources.c.resources_id).where(resources.c.resources_id.in_(resources_ids), holds))
     if ids := [row[0] for row in found]:

@@ -290,7 +290,7 @@ def to_either(row: Row) -> AttemptedRollout | Rollout:
 
 
 def read_many(tx: Transaction, rollout_ids: Sequence[str]) -> dict[str, Rollout]:
-    """Those of the rollouts that exist, with their latest attempts, in the order asked for."""
+    """The rollouts that exist among these, with their latest attempts, in the order asked for."""
     if not rollout_ids:
         return {}
     found = {row[0]: to_either(row) for row in tx.rows(_select_many, {"rollouts": Ids(rollout_ids)})}
@@ -298,7 +298,7 @@ def read_many(tx: Transaction, rollout_ids: Sequence[str]) -> dict[str, Rollout]
 
 
 def read_finished(tx: Transaction, rollout_ids: Sequence[str]) -> list[Rollout]:
-    """Those of the rollouts that are finished, in the order asked for. Raises `NotFoundError` if one does not exist.
+    """The rollouts that are finished among these, in the order asked for. Raises `NotFoundError` if one does not exist.
 
     Who waits for thousands asks again whenever one ends: only the finished ones are made into objects.
     """

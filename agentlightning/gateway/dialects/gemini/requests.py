@@ -124,7 +124,7 @@ def _is_models(content: Any) -> bool:
 
 
 def _user(content: Any, where: str, role: str, before: Sequence[Message], reading: Reading) -> list[Message]:
-    """What is said to the model: results of functions are messages of their own, before the text."""
+    """The messages of a user's turn: results of functions are messages of their own, before the text."""
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     results: list[Message] = []
