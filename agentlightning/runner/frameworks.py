@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from traceback import walk_tb
 
 CLIENT = "OpenAI(base_url=llm.endpoint, api_key=llm.api_key)"
-"""What the words about a client's address and key say where it is the plain one."""
+"""The line that advice about a client's address and key gives where no framework is involved."""
 _CLIENTS = re.compile(rf"{re.escape(CLIENT)}(  and  model=llm\.model|\. Anthropic\(…\) takes the same two)?")
 _LANGCHAIN = "ChatOpenAI(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key)"
 _LITELLM = 'litellm.acompletion(f"openai/{llm.model}", api_base=llm.endpoint, api_key=llm.api_key, …)'

@@ -1,5 +1,4 @@
-"""Code that was written for another version of a package than the one that is installed: what it asks for, and which
-version has it not.
+"""Recognises code that was written for another version of a package than the installed one, from the error it raised.
 
 It looks at an error's objects only. What it is not: a table of versions.
 """
@@ -18,7 +17,7 @@ from agentlightning.installation import NAME
 
 _TAKES_NO = re.compile(r"^(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'")
 _SHOWN = 8
-"""So many names are named in place of one that is not there."""
+"""How many of the names that exist are listed where the one asked for does not."""
 
 
 @lru_cache(maxsize=64)
