@@ -36,7 +36,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_the_dry_run_says_what_came_of_it_and_the_training_follows(ran: tuple[Path, str]) -> None:
     folder, printed = ran
     assert "4 rollouts, mean reward" in printed
-    assert "at learning rate 0.00067, the default for that size" in printed
+    assert "at learning rate 0.00034, the default for that size" in printed
     assert "2/2" in printed
     assert "step  reward" in printed
     assert printed.rstrip().endswith("checkpoints/step-000002")
