@@ -6,14 +6,16 @@ import asyncio
 import json
 import logging
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agentlightning.algorithm import Baseline
+from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.stall import phase_of
 from agentlightning.cli.agents import find_work
 from agentlightning.cli.commands.start import DoctorOptions
@@ -99,8 +101,20 @@ async def _read(
     known = {"decode": decoder_of_model(model), "template": template_of_model(model)}
     known |= {"phases": phases, "calls_so_far": [len(e.calls) for e in late]}
     unfinished = total - len(done)
-    slow = unfinished > total // LATER  # fewer are those that began later
-    return examine(evidence, plan, blocked=blocked, unfinished=unfinished if slow else 0, **known)
+    if unfinished <= total // LATER:  # so few may only have begun later
+        unfinished = len(longer_than_others(late, done))
+    return examine(evidence, plan, blocked=blocked, unfinished=unfinished, **known)
+
+
+def longer_than_others(late: Sequence[Episode], done: Sequence[Episode]) -> list[Episode]:
+    """The rollouts without an end that had run for longer than any that came to its end."""
+    slowest = max((_seconds(episode) for episode in done), default=0.0)
+    return [episode for episode in late if _seconds(episode) > slowest]
+
+
+def _seconds(episode: Episode) -> float:
+    attempt = episode.attempt
+    return 0.0 if attempt is None else (attempt.end_time or time.time()) - attempt.start_time
 
 
 def _trainer(options: DoctorOptions, folder: Path) -> tuple[Trainer, str | None]:

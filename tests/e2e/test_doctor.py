@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 import agentlightning
-from agentlightning.cli.doctor import LATER, at_a_time
+from agentlightning.algorithm.episode import Episode
+from agentlightning.cli.doctor import LATER, at_a_time, longer_than_others
 from agentlightning.trainer.example import load_example
+from agentlightning.types import Attempt, Rollout
 
 CALC = Path(agentlightning.__file__).parent.parent / "examples" / "calc" / "calc_agent.py"
 
@@ -101,6 +103,44 @@ def test_some_rollouts_come_after_others(rollouts: int, concurrency: int) -> Non
     together = at_a_time(rollouts, concurrency)
     assert 1 <= together <= concurrency
     assert rollouts < LATER or rollouts - together >= rollouts // LATER
+
+
+HANGS = """
+import asyncio
+import agentlightning as agl
+from openai import AsyncOpenAI
+
+@agl.rollout
+async def hangs(task, llm: agl.LLM) -> float:
+    if task == 1:
+        await asyncio.sleep(1000)
+    async with AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:
+        asked = [{"role": "user", "content": f"What is {task} + 2?"}]
+        answer = await client.chat.completions.create(model=llm.model, messages=asked, max_tokens=8)
+    return float(len(answer.choices[0].message.content or "") % 3)
+"""
+
+
+@pytest.mark.slow
+def test_a_few_rollouts_that_hang_are_no_late_ones(tmp_path: Path) -> None:
+    """One task of six has no end: too few for a doctor that counts alone, since a third of all begins later."""
+    (tmp_path / "agents.py").write_text(HANGS)
+    (tmp_path / "tasks.jsonl").write_text("1\n2\n3\n4\n5\n6\n")
+    found = doctor(tmp_path, "agents.py:hangs", "--seconds", "15")
+    assert "too_slow" in {f["code"] for f in found["findings"]}  # type: ignore[attr-defined]
+
+
+def test_a_rollout_that_took_longer_than_all_that_ended_is_not_only_late() -> None:
+    done = [episode(seconds=2.0), episode(seconds=3.0)]
+    late, hanging, unseen = episode(seconds=1.0), episode(seconds=9.0), episode(seconds=None)
+    assert longer_than_others([late, hanging, unseen], done) == [hanging]
+    assert longer_than_others([late], []) == [late]
+
+
+def episode(*, seconds: float | None) -> Episode:
+    attempt = Attempt(rollout_id="r", attempt_id="a", sequence_id=1, start_time=100.0)
+    ended = None if seconds is None else attempt.model_copy(update={"end_time": 100.0 + seconds})
+    return Episode(Rollout(rollout_id="r", input=1), ended, None, [])
 
 
 @pytest.mark.slow
