@@ -233,6 +233,15 @@ class Files:
         )
         return self.get(owner, key)
 
+    @contextmanager
+    def naming(self, content: Content) -> Iterator[None]:
+        """The block gives a new content a row. Where it fails, nothing of the content is left on the disk."""
+        try:
+            yield
+        except BaseException:
+            self.release(content.sha256)
+            raise
+
     def get(self, owner: str, key: str) -> Row:
         """Raises `Refusal` for one that is not there, or not for this key."""
         found = self._records.row("SELECT * FROM files WHERE id = ? AND owner = ?", key, owner)

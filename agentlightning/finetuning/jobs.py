@@ -90,6 +90,7 @@ class Jobs:
         open_jobs = (self.records.row(count, owner, *FINISHED) or {"n": 0})["n"]
         if open_jobs >= self._quotas.open_jobs:
             raise Refusal(_RATE.format(open_jobs), status=429, kind="rate_limit_error", code="too_many_jobs")
+        self.records.check_more("jobs", owner)
         self.check_checkpoints(owner)
         seed = secrets.randbelow(2**31) if request.seed is None else request.seed
         job = new_id("ftjob-")

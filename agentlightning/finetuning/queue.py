@@ -254,7 +254,7 @@ class FineTuningQueue:
         if row["status"] not in TRANSITIONS["succeeded"]:
             return
         content = self._blobs.write(table_of(rows, kind))
-        with self._records.transaction():
+        with self._jobs.files.naming(content), self._records.transaction():
             file = self._jobs.files.add(row["owner"], content, "step_metrics.csv", RESULTS)
             self._records.say(job, [JobEvent(name="model", message=f"New fine-tuned model created: {name_of(row)}")])
             self._records.move(

@@ -135,16 +135,15 @@ class Records:
         return [dict(row) for row in self._connection.execute(sql, values)]
 
     def check_more(self, table: str, owner: str) -> None:
-        """Raises `Refusal` where an owner may have no further row in a table."""
+        """Raises `Refusal` where an owner may have no further row in a table. It is called where a request comes in:
+        what the server adds by itself, such as a job's results, is never refused."""
         count = (self.row(f"SELECT count(*) AS n FROM {table} WHERE owner = ?", owner) or {"n": 0})["n"]
         if count >= self._most:
             words = _TOO_MANY.format(count, table.replace("_", " "))
             raise Refusal(words, status=429, kind="rate_limit_error", code="too_many_records")
 
     def add(self, table: str, **values: Any) -> None:
-        """Insert a row; one with the same id stays as it is. Raises `Refusal` where its owner may have no more."""
-        if "owner" in values and self.row(f"SELECT id FROM {table} WHERE id = ?", values["id"]) is None:
-            self.check_more(table, values["owner"])
+        """Insert a row; one with the same id stays as it is."""
         names, marks = ", ".join(values), ", ".join("?" * len(values))
         self._connection.execute(f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({marks})", tuple(values.values()))
 

@@ -100,6 +100,7 @@ def _check_stored(call: ApiCall, more: int) -> None:
 async def create_file(call: ApiCall) -> Any:
     server = call.server
     _check_stored(call, 0)
+    server.records.check_more("files", call.owner)
     with server.blobs.writing(call.owner, lambda: _check_stored(call, 0)) as incoming:
         form = Form(call.request.headers.get("content-type", ""), incoming, server.quotas.file_bytes)
         await form.read(call.request.stream())
@@ -108,7 +109,9 @@ async def create_file(call: ApiCall) -> Any:
         lifetime = lifetime_of(form.fields)
         await asyncio.to_thread(incoming.sync)
         name, purpose = form.filename or "file", form.fields["purpose"]
-        return files.seen(server.files.add(call.owner, incoming.keep(), name, purpose, lifetime))
+        content = incoming.keep()
+        with server.files.naming(content):
+            return files.seen(server.files.add(call.owner, content, name, purpose, lifetime))
 
 
 def _check_form(form: Form, field: str) -> None:
@@ -181,6 +184,7 @@ async def create_upload(call: ApiCall) -> Any:
     lifetime = lifetime_of(body)
     _check_stored(call, size)
     _check_count(call, "uploads", "owner = ? AND status = 'pending'", call.owner)
+    call.server.records.check_more("uploads", call.owner)
     now, key = int(time.time()), new_id("upload_")
     after = {} if lifetime is None else {"expires_after": body["expires_after"]}
     kept = msgspec.json.encode({"bytes": size, "filename": name[:_NAME], "purpose": body["purpose"], **after}).decode()
@@ -200,7 +204,9 @@ async def add_part(call: ApiCall) -> Any:
         _check_form(form, "data")
         await asyncio.to_thread(incoming.sync)
         content, now, key = incoming.keep(), int(time.time()), new_id("part_")
-        server.records.add("parts", id=key, upload=call.id, sha256=content.sha256, bytes=content.size, created_at=now)
+        row = {"id": key, "upload": call.id, "sha256": content.sha256, "bytes": content.size, "created_at": now}
+        with server.files.naming(content):
+            server.records.add("parts", **row)
     return {"id": key, "created_at": now, "upload_id": call.id, "object": "upload.part"}
 
 
@@ -213,10 +219,11 @@ async def complete_upload(call: ApiCall) -> Any:
         raise bad("part_ids is a list of the parts of this upload.", "part_ids")
     if sum(parts[key]["bytes"] for key in wanted) != body["bytes"]:
         raise bad(f"The parts are to have {body['bytes']} bytes together.", "part_ids")
+    server.records.check_more("files", call.owner)
     sent = sum(part["bytes"] for part in parts.values())  # which are gone afterwards
     _check_stored(call, body["bytes"] - sent)
     content = await server.blobs.joined([parts[key]["sha256"] for key in wanted], order.get("md5"))
-    with server.records.transaction():
+    with server.files.naming(content), server.records.transaction():
         _upload(call)  # nothing else has ended it meanwhile,
         _check_stored(call, body["bytes"] - sent)  # or taken the room
         file = server.files.add(call.owner, content, body["filename"], body["purpose"], lifetime_of(body))

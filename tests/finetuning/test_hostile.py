@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import json
 import sqlite3
 from collections.abc import AsyncIterator
@@ -23,7 +24,7 @@ from agentlightning.finetuning.routes import ROUTES
 from agentlightning.finetuning.wire import unwritable
 from agentlightning.net.server import ConnectionLimits
 
-from .conftest import Serve, chats, polled, upload
+from .conftest import Serve, chats, polled, until, upload
 
 LONG = b"9" * 5000
 """A number of more digits than `int` reads."""
@@ -148,6 +149,44 @@ async def test_a_key_has_so_many_records_of_each_kind_also_of_what_is_over(serve
         assert len(server.records.rows("SELECT id FROM jobs")) == 2
         await client.files.delete(files[1])
         await upload(client, chats())
+
+
+async def test_a_job_ends_with_its_results_whatever_its_key_may_have(serve: Serve) -> None:
+    async with serve(quotas=Quotas(records=1)) as (_, client):
+        job = (await client.fine_tuning.jobs.create(model="calc", training_file=await upload(client, chats()))).id
+        done = await until(client, job)
+        assert (done.status, len(done.result_files)) == ("succeeded", 1)
+
+
+async def test_content_that_gets_no_row_is_not_left_on_the_disk(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing would count it, so a key could fill the disk with files that are refused."""
+    async with serve() as (server, client):
+        begun = await client.uploads.create(bytes=2, filename="f", mime_type="text/plain", purpose="fine-tune")
+        parts = [(await client.uploads.parts.create(begun.id, data=data)).id for data in (b"a", b"b")]
+        kept = contents(tmp_path)
+        assert len(kept) == 2
+        add = server.records.add
+
+        def full(table: str, **values: Any) -> None:
+            if table in ("files", "parts"):
+                raise sqlite3.OperationalError("database or disk is full")
+            add(table, **values)
+
+        monkeypatch.setattr(server.records, "add", full)
+        once = client.with_options(max_retries=0)
+        with pytest.raises(openai.InternalServerError):
+            await upload(once, chats())
+        with pytest.raises(openai.InternalServerError):
+            await once.uploads.parts.create(begun.id, data=b"")
+        with pytest.raises(openai.InternalServerError):
+            await once.uploads.complete(begun.id, part_ids=parts, md5=hashlib.md5(b"ab").hexdigest())
+        assert contents(tmp_path) == kept
+
+
+def contents(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("files/*")}
 
 
 async def test_a_full_disk_is_said_to_be_one(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:

@@ -80,6 +80,11 @@ class Archive:
 
     # ---- runs ------------------------------------------------------------------------------------------------------
 
+    def check_run(self, owner: str, run: str) -> None:
+        """Raises `Refusal` where the run would be a further one, and the key may have no more."""
+        if self._records.row("SELECT id FROM tinker_runs WHERE id = ?", run) is None:
+            self._records.check_more("tinker_runs", owner)
+
     def add_run(
         self, owner: str, run: str, session: str, base: str, rank: int, parts: list[str], metadata: Any
     ) -> None:

@@ -346,6 +346,7 @@ async def copy_weights(call: TinkerCall) -> Any:
     archive, saved = call.service.archive, call.service.archive.find(call.owner, body.source_path)
     run, kind, name = f"{body.session_id}:train:{body.model_seq_id}", saved.row["kind"], saved.row["name"]
     archive.check_new(run, kind, name, body.ttl_seconds, overwrite=False)
+    archive.check_run(call.owner, run)
     archive.add_run(
         call.owner, run, body.session_id, saved.run["base"], saved.run["rank"], saved.run["parts"].split(), None
     )

@@ -194,6 +194,7 @@ class TinkerService:
         key = f"{session}:train:{number}"
         if key not in self.training:
             _check_client_count(known.training)
+            self.archive.check_run(owner, key)
             self.training[key] = TrainingClient(key, owner, base, SequenceTurns(first))
             known.training.append(key)
         return self.training[key]

@@ -259,10 +259,11 @@ async def test_a_key_has_so_many_runs_and_checkpoints(tmp_path: Path) -> None:
         (place / "model").mkdir()
 
     for run in ("a:train:0", "a:train:1", "a:train:0"):  # the same one again is no further one
+        archive.check_run("me", run)
         archive.add_run("me", run, "a", "calc", 8, ["mlp"], None)
     with pytest.raises(Refusal, match="2 tinker runs on record"):
-        archive.add_run("me", "a:train:2", "a", "calc", 8, ["mlp"], None)
-    archive.add_run("another", "b:train:0", "b", "calc", 8, ["mlp"], None)
+        archive.check_run("me", "a:train:2")
+    archive.check_run("another", "b:train:0")
     for name in ("n", "m", "n"):
         await archive.save("me", "a:train:0", "weights", name, write)
     with pytest.raises(Refusal, match="2 tinker checkpoints on record"):
