@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from agentlightning.errors import AgentLightningError, debugging, in_words, message_of
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _OF_PATHS = (errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
 _MAKE_SPACE = (
     "Make room on the disk and type the command again; a training goes on with --resume from its last checkpoint."
@@ -60,6 +60,8 @@ def _of_files(error: Exception) -> str | None:
     what = f"'{error.filename}'" if error.filename else "A file"
     if error.errno in _FULL:
         return f"Error: {what} could not be written: {error.strerror}. {_MAKE_SPACE}\n"
+    if error.errno == errno.EROFS:
+        return f"Error: {what} could not be written: {error.strerror}. Give a folder that can be written.\n"
     if error.errno in _OF_PATHS and error.filename:
         return f"Error: {what} cannot be used: {error.strerror}. (AGL_DEBUG=1 shows the whole way.)\n"
     return None

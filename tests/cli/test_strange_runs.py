@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -114,6 +115,20 @@ def test_a_run_writes_through_no_link(tmp_path: Path) -> None:
     JsonlSink(run / "metrics.jsonl").close()
     assert (tmp_path / "mine").read_text() == "mine"
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(("number", "words"), [(errno.EROFS, "Give a folder that can be"), (errno.ENOSPC, "Make room")])
+def test_what_helps_against_a_file_that_cannot_be_written_is_said(
+    number: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise OSError(number, os.strerror(number), "/mnt/model")
+
+    monkeypatch.setattr(app, "app", fails)
+    with pytest.raises(SystemExit):
+        cli.main()
+    said = capsys.readouterr().err
+    assert said.startswith(f"Error: '/mnt/model' could not be written: {os.strerror(number)}. {words}")
 
 
 def test_a_full_disk_is_named_and_leaves_the_old_content(tmp_path: Path) -> None:
