@@ -17,6 +17,7 @@ from agentlightning.arguments import GivenByName
 from agentlightning.backend import BackendFactory, ModelSpec
 from agentlightning.errors import ConfigError, kind_of
 from agentlightning.gateway.settings import CallSettings
+from agentlightning.runner.frameworks import caches_on
 from agentlightning.types import Dataset, EnqueueRolloutRequest, Outcome, RolloutConfig, RolloutMode, RolloutStatus
 
 SHOWN_FAILURES = 3
@@ -117,7 +118,7 @@ class Baseline(GivenByName, Algorithm):
         was_called = any(e.calls for e in self.episodes) or self.context.refused_requests
         ended = was_called or any(e.outcome is not Outcome.AGENT_ERROR for e in self.episodes)
         if self.policy is not None and ended and not any(e.calls for e in self.episodes):
-            reporter.warn(str(never_called(self.episodes, self.context.refused_requests)))
+            reporter.warn(str(never_called(self.episodes, self.context.refused_requests, caches_on())))
 
 
 def summary(episodes: Sequence[Episode], *, counts: bool = True) -> str:

@@ -24,12 +24,14 @@ SHORTER_PROMPTS = (
     "cut_long_prompts=True. If prompts grow from one rollout to the next, the agent keeps its history: begin each "
     "rollout with an empty one."
 )
-KEEPS_ANSWERS = (
+_A_CACHE = (
     "It probably keeps answers from one rollout to the next (functools.cache, a dictionary, a cache of its client). "
-    "Turn that off: every rollout must ask the model itself, because its own answer is what is learned from. If the "
+    "Turn that off."
+)
+_KEEPS_ANSWERS = (
+    "Every rollout must ask the model itself, because its own answer is what is learned from. If the "
     "run was resumed, look whether this is the agent that it began with."
 )
-"""What to do about an agent that earns rewards without asking the model."""
 _FRAME = re.compile(r'  File "(.+)", line (\d+), in .*')
 _MOST_OF_A_LINE = 300
 _MOST_OF_A_HINT = 400
@@ -80,16 +82,19 @@ _REFUSED_BY_ITS_WORDS = (
 )
 
 
-def never_called(episodes: Sequence[Episode], refused_requests: Mapping[str, int]) -> Finding:
+def never_called(
+    episodes: Sequence[Episode], refused_requests: Mapping[str, int], caches: Sequence[str] = ()
+) -> Finding:
     """Why no call of these rollouts was answered: none arrived, or why those that did were refused.
 
     refused_requests: requests to the gateway that belonged to no attempt, by why they were refused.
+    caches: what is to be said of frameworks' caches that are on.
     """
     refusals = Counter(text for e in episodes for text in e.refused)
     refused = Counter(refused_requests) + refusals
     if not refused:
         words = "The agent never called the model: no call arrived at the gateway."
-        return problem("never_called", words, _WAY_TO_THE_MODEL, refused_requests={})
+        return problem("never_called", words, " ".join([*caches, _WAY_TO_THE_MODEL]), refused_requests={})
     reason, count = refused.most_common(1)[0]
     words = (
         f"No model call of the agent was answered: {refused.total()} arrived at the gateway, and all of them were "
@@ -106,9 +111,15 @@ def never_called(episodes: Sequence[Episode], refused_requests: Mapping[str, int
     return problem("calls_refused", words, fix, refused=dict(refusals.most_common(EXAMPLES)))
 
 
-def calls_no_longer() -> Finding:
+def calls_no_longer(caches: Sequence[str]) -> Finding:
     """What is to be said of an agent that called the model in earlier steps."""
-    return problem("answers_kept", "The agent called the model in earlier steps and calls it no longer.", KEEPS_ANSWERS)
+    words = "The agent called the model in earlier steps and calls it no longer."
+    return problem("answers_kept", words, asks_itself(caches))
+
+
+def asks_itself(caches: Sequence[str]) -> str:
+    """What to do about an agent that earns rewards without asking the model. `caches`: as in `never_called`."""
+    return " ".join([*(caches or [_A_CACHE]), _KEEPS_ANSWERS])
 
 
 def nothing_trained(episodes: Sequence[Episode], selected_by: Mapping[str, str]) -> Finding:

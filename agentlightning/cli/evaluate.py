@@ -151,16 +151,15 @@ def _evaluate(checkpoint: Path, options: EvalOptions) -> bool:
         stderr_terminal.print(power_words(len(held_out), is_positive, repeats))
     rewards: dict[str, list[list[float]]] = {}
     found: dict[str, MeasuredModel] = {}
-    models = {"base": untrained, "trained": trained}
-    labels = {"base": "base", "trained": "trained" if came_from else "model"}
+    models = {"base": untrained, "trained" if came_from else "model": trained}
     for label, served in models.items():
         if served is None:
             continue
-        with stderr_terminal.status(f"{labels[label]}: loading {served.name}") as spinner:
-            progress = _Progress(f"{labels[label]}: {served.name}", spinner)
+        with stderr_terminal.status(f"{label}: loading {served.name}") as spinner:
+            progress = _Progress(f"{label}: {served.name}", spinner)
             found[label] = measured = measure(served, litagent, held_out, repeats, progress, seed=options.seed)
         rewards[label] = [measured.rewards[i : i + repeats] for i in range(0, len(measured.rewards), repeats)]
-        _warn(labels[label], measured)
+        _warn(label, measured)
     names = {label: served and served.name for label, served in models.items()}
     nothing = all(one.failed + one.uncalled == len(one.rewards) for one in found.values())
     if options.as_json:
@@ -169,24 +168,23 @@ def _evaluate(checkpoint: Path, options: EvalOptions) -> bool:
         terminal.print_json(json.dumps({"models": names, **counts, "repeats": repeats, "estimates": shown}))
         return nothing
     for label in found:
-        terminal.print(f"{labels[label]}: {names[label]}", markup=False)
-    _print_tables(estimates_of(options), rewards, labels, None if nothing else len(held_out))
+        terminal.print(f"{label}: {names[label]}", markup=False)
+    _print_tables(estimates_of(options), rewards, None if nothing else len(held_out))
     return nothing
 
 
 def _print_tables(
     estimates: Mapping[str, Callable[[Sequence[float]], float]],
     rewards: Mapping[str, Sequence[Sequence[float]]],
-    labels: Mapping[str, str],
     tasks: int | None,
 ) -> None:
     """A table for each estimate, and what the gain comes to; `tasks` is None where nothing was measured."""
     for name, estimate in estimates.items():
-        terminal.print(_table(name, estimate, rewards, labels))
+        terminal.print(_table(name, estimate, rewards))
         if "gain" in (numbers := _numbers(estimate, rewards)):
             gain, low, high = numbers["gain"].values()
             terminal.print(f"Gain on the same tasks: [bold]{gain:+.3f}[/bold], 95 % interval {low:+.3f} to {high:+.3f}")
-            terminal.print(_NOTHING if tasks is None else _sentence(name, low, high, tasks))
+            terminal.print(_NOTHING if tasks is None else _sentence(name, [*rewards][-1], low, high, tasks))
 
 
 def _warn(label: str, measured: MeasuredModel) -> None:
@@ -199,12 +197,13 @@ def _warn(label: str, measured: MeasuredModel) -> None:
             stderr_terminal.print(f"[yellow]{label}: {count} {words}[/yellow]")
 
 
-def _sentence(name: str, low: float, high: float, tasks: int) -> str:
-    """What the interval of the gain comes to."""
+def _sentence(name: str, label: str, low: float, high: float, tasks: int) -> str:
+    """What the interval of the gain comes to. `label`: what the model is that is compared with the base."""
+    which = "trained model is {} than its" if label == "trained" else "model is {} than the"
     if low > 0:
-        return f"The trained model is better than its base in {name}: the whole interval is above 0."
+        return f"The {which.format('better')} base in {name}: the whole interval is above 0."
     if high < 0:
-        return f"The trained model is worse than its base in {name}: the whole interval is below 0."
+        return f"The {which.format('worse')} base in {name}: the whole interval is below 0."
     return f"No difference in {name} is shown: 0 is in the interval. More than {tasks} tasks, or --repeats, narrow it."
 
 
@@ -219,7 +218,8 @@ def _numbers(
         low, high = mean_interval(of_tasks, bounds=bounds)
         found[label] = {"value": fmean(of_tasks), "low": low, "high": high, "tasks": len(of_tasks)}
     if len(values) == 2:
-        gain, (low, high) = paired_difference(values["base"], values["trained"], bounds=bounds)
+        base, other = values.values()
+        gain, (low, high) = paired_difference(base, other, bounds=bounds)
         found["gain"] = {"value": gain, "low": low, "high": high}
     return found
 
@@ -343,13 +343,12 @@ def _table(
     name: str,
     estimate: Callable[[Sequence[float]], float],
     rewards: Mapping[str, Sequence[Sequence[float]]],
-    names: Mapping[str, str],
 ) -> Table:
     """A row per model. The interval is over tasks, whose rollouts belong together."""
     table = Table("", name, "95 % interval", "tasks", "rollouts")
     for label, found in _numbers(estimate, rewards).items():
-        if label in names:
+        if label != "gain":
             interval = f"{found['low']:.3f} – {found['high']:.3f}"
             counts = str(found["tasks"]), str(sum(map(len, rewards[label])))
-            table.add_row(names[label], f"{found['value']:.3f}", interval, *counts)
+            table.add_row(label, f"{found['value']:.3f}", interval, *counts)
     return table

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from agentlightning.adapter.conversations import Conversation, conversations
 from agentlightning.algorithm import Baseline, PolicySpec
 from agentlightning.algorithm.checkpoint import latest_checkpoint
 from agentlightning.algorithm.episode import Episode, collect
@@ -24,7 +25,7 @@ from agentlightning.cli.trust import require_trust
 from agentlightning.console import one_line, safe, terminal
 from agentlightning.errors import ConfigError
 from agentlightning.files import text_of
-from agentlightning.gateway.replay import EDITABLE, EDITED, REPLAYED
+from agentlightning.gateway.replay import EDITABLE, EDITED, REPLAYED, missing_for
 from agentlightning.installation import command_name
 from agentlightning.litagent import LitAgent, Program
 from agentlightning.metrics import SilentConsole
@@ -149,6 +150,8 @@ async def _recorded(options: ForkOptions, edits: Mapping[EditRole, str]) -> _Ori
     if at > len(calls):
         raise ConfigError(f"--at {at}: rollout {options.rollout} has {_calls(len(calls))} that a model here answered.")
     _check_unedited(options.rollout, calls[:at])
+    if at < len(calls):
+        _check_edits(edits, next((t for t in conversations(spans) if t.call_id == calls[at].info.call_id), None))
     recording = recording_of(
         options.rollout,
         calls[:at],
@@ -168,6 +171,16 @@ def _check_unedited(rollout: str, calls: Sequence[Call]) -> None:
             f"Call {edited + 1} of rollout {rollout} was edited, so it cannot be answered from the record. Fork at or "
             f"before it: --at {edited}, with the same --edit if it is to be edited again."
         )
+
+
+def _check_edits(edits: Mapping[EditRole, str], first: Conversation | None) -> None:
+    """Raise ConfigError for an edit of a role that the first call after the record had no message of: no fork of it
+    could be edited. A developer's message is a system message to the model."""
+    messages = first.messages if first is not None else ()
+    roles = {"system" if message["role"] == "developer" else message["role"] for message in messages}
+    for role in edits if roles else ():
+        if role not in roles:
+            raise ConfigError(f"--edit {role}: {missing_for(role, messages)}")
 
 
 def _agent(options: ForkOptions) -> LitAgent[Any]:

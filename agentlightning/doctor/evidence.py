@@ -17,6 +17,7 @@ from agentlightning.algorithm.credit.advantage import ADVANTAGES
 from agentlightning.algorithm.credit.units import OUTCOME_USE
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.parts.constraint import recorded_constraints
+from agentlightning.runner.frameworks import caches_on
 from agentlightning.store.base import LightningStore
 from agentlightning.types import FINISHED_ROLLOUT, Outcome, Rollout, RolloutMode, Run, Span
 from agentlightning.types.recording import FORK_OF
@@ -49,6 +50,9 @@ class Evidence:
 
     earlier_errors: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Why earlier attempts at a rollout failed, by rollout id, of some of those that were tried again."""
+
+    caches: Sequence[str] = ()
+    """What is to be said of frameworks' caches that are on in this process."""
 
     provider: bool = False
     """The agent asks another provider's model on purpose, whose tokens nobody knows."""
@@ -140,6 +144,7 @@ async def gather(store: LightningStore, run: Run | None = None) -> Evidence:
         earlier_errors=await _earlier_errors(store, episodes),
         settings={} if run is None else run.settings,
         run=run,
+        caches=caches_on(),
     )
 
 

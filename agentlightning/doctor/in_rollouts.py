@@ -11,10 +11,10 @@ from dataclasses import replace
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.rollout_verdicts import (
     EXAMPLES,
-    KEEPS_ANSWERS,
     SHORTER_PROMPTS,
     TOO_LONG,
     asks_for_nothing,
+    asks_itself,
     first_line,
     most_fail,
     never_called,
@@ -112,12 +112,12 @@ def _calls(evidence: Evidence) -> Iterator[Finding]:
                 rollouts=ids(episodes),
             )
         else:
-            found = never_called(reached, evidence.refused_requests)
+            found = never_called(reached, evidence.refused_requests, evidence.caches)
             error = next((first_line(e) for e in reached if _called_other_endpoint(e)), "")
             sentence = f"{found.words} It said: {error}" if error and found.code == "never_called" else found.words
             yield replace(found, words=sentence)
         return
-    yield from _answers_kept(reached)
+    yield from _answers_kept(reached, evidence.caches)
     trained = [c for c in calls if c.info.trained]
     empty = [c for c in trained if not len(c.response_ids) and c.info.error is None]
     if calls and not trained:
@@ -134,7 +134,7 @@ def _calls(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _answers_kept(reached: Sequence[Episode]) -> Iterator[Finding]:
+def _answers_kept(reached: Sequence[Episode], caches: Sequence[str]) -> Iterator[Finding]:
     """Rollouts that were rewarded without any call, where others of the same agent called the model."""
     rated = [e for e in reached if e.good and e.reward is not None]
     silent = [e for e in rated if not e.calls and not e.refused]
@@ -142,7 +142,7 @@ def _answers_kept(reached: Sequence[Episode]) -> Iterator[Finding]:
         yield warning(
             "answers_kept",
             f"{share(len(silent), len(rated))} rollouts earned a reward without a call of the model; others called it.",
-            KEEPS_ANSWERS,
+            asks_itself(caches),
             rollouts=ids(silent),
         )
 

@@ -13,6 +13,7 @@ from agentlightning.algorithm.episode import Episode
 from agentlightning.doctor.evidence import Evidence
 from agentlightning.doctor.in_rollouts import rollout_findings
 from agentlightning.doctor.in_texts import text_findings
+from agentlightning.runner.frameworks import caches_on
 
 MEANINGLESS = frozenset(
     {"token_ids_missing", "nothing_trained", "never_called", "calls_refused", "calls_not_captured", "greedy_sampling"}
@@ -28,7 +29,7 @@ _WATCHED_OVER_STEPS = frozenset(
 
 def objections(episodes: Sequence[Episode], settings: Mapping[str, Any]) -> Iterator[Objection]:
     """What speaks against learning from a step's rollouts, and whether it makes training meaningless."""
-    evidence = Evidence(episodes=episodes, settings=settings)
+    evidence = Evidence(episodes=episodes, settings=settings, caches=caches_on())
     for finding in (*rollout_findings(evidence), *text_findings(evidence)):
         if finding.code not in _WATCHED_OVER_STEPS and finding.severity != "note":
             of_all = finding.code in OF_ALL and finding.evidence["affected"] == len(episodes)

@@ -295,7 +295,7 @@ class _ConversationEdits:
             return EditedMessage(role, at, _digest(messages[at]))
         if known:  # another conversation was edited
             return None
-        raise Refusal(_missing(role, messages), code="edit_without_message", param="messages")
+        raise Refusal(missing_for(role, messages), code="edit_without_message", param="messages")
 
     def _has(self, messages: Sequence[Message], one: EditedMessage) -> bool:
         if one.index >= len(messages) or messages[one.index]["role"] != one.role:
@@ -312,7 +312,8 @@ def _digest(message: Message) -> str:
     return digest(message["content"]).hex()
 
 
-def _missing(role: EditRole, messages: Sequence[Message]) -> str:
+def missing_for(role: EditRole, messages: Sequence[Message]) -> str:
+    """What is to be said of a conversation in which the edit of this role finds no message."""
     roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
     has = f"messages of the roles {roles}" if roles else "a raw prompt and no messages"
     return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 from typing import Any
 
 import agentlightning as agl
@@ -32,5 +32,8 @@ def train(model: str, *, tasks: int = 600, val: int = 40, run_dir: str | None = 
 
 
 if __name__ == "__main__":
-    steps, seed = (*map(int, sys.argv[1:]), *(16, 0)[len(sys.argv) - 1 :])
-    train(load_example("tools", "cached").cached_model("delegation"), steps=steps, seed=seed)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("steps", metavar="STEPS", type=int, nargs="?", default=16)
+    parser.add_argument("seed", metavar="SEED", type=int, nargs="?", default=0)
+    given = parser.parse_args()
+    train(load_example("tools", "cached").cached_model("delegation"), steps=given.steps, seed=given.seed)

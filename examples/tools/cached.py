@@ -51,7 +51,7 @@ def _version(application: str) -> str:
     own = sorted(example_dir(application, "demonstrations").glob("*.py"))
     files = [base / "make_model.py", base / "tokenizer.py", base / "chat_template.jinja", tools / "make_model.py"]
     total = 0
-    for file in [*files, *(f for f in own if not f.name.endswith(("recipe.py", "agent.py")))]:
+    for file in [*files, *(f for f in own if not f.name.endswith(("recipe.py", "agent.py", "train.py")))]:
         total = crc32(file.read_bytes(), total)
     return f"{total:08x}"
 

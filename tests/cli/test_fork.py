@@ -6,12 +6,14 @@ import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from agentlightning.cli.fork import edits_in
+from agentlightning.cli.fork import _check_edits, edits_in  # pyright: ignore[reportPrivateUsage]
 from agentlightning.errors import ConfigError
+from agentlightning.gateway.replay import EDITABLE
 from tests.typed import agl
 
 AGENT = """\
@@ -126,10 +128,25 @@ def test_an_edited_message_is_told_and_shown(folder: Path) -> None:
 def test_an_edit_without_its_message_is_told(folder: Path) -> None:
     given = ("fork", "run", rollout(folder, clock=False), "--model", "calc", "--times", "1", "--trust")
     done = agl(folder, *given, "--edit", "tool=7")
-    assert done.returncode == 0, done.stderr
-    words = " ".join(done.stdout.split())
-    assert "No call was edited (tool): a fork failed with" in words
+    assert done.returncode == 1, "before any fork runs"
+    words = " ".join(done.stderr.split())
+    assert "--edit tool: This fork edits the last tool result" in words
     assert "it has messages of the roles user, assistant" in words
+    assert "Traceback" not in words
+
+
+def called_with(*roles: str) -> Any:
+    return SimpleNamespace(messages=[{"role": role, "content": ""} for role in roles])
+
+
+@pytest.mark.parametrize("role", EDITABLE)
+def test_an_edit_of_a_role_that_the_first_call_lacks_is_refused_before_the_forks(role: Any) -> None:
+    others = [each for each in EDITABLE if each != role]
+    with pytest.raises(ConfigError, match=rf"--edit {role}: .* it has messages of the roles {', '.join(others)}\."):
+        _check_edits({role: "x"}, called_with(*others))
+    _check_edits({role: "x"}, called_with("developer" if role == "system" else role, "user"))
+    _check_edits({role: "x"}, None)
+    _check_edits({role: "x"}, called_with())
 
 
 def test_edits_are_read_by_role_and_from_files(tmp_path: Path) -> None:

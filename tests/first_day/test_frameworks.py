@@ -18,7 +18,7 @@ import openai
 import pytest
 
 from agentlightning.algorithm.episode import Episode
-from agentlightning.algorithm.rollout_verdicts import first_line, never_called
+from agentlightning.algorithm.rollout_verdicts import asks_itself, calls_no_longer, first_line, never_called
 from agentlightning.cli.left_running import left_running, say_who_is_left
 from agentlightning.errors import ConfigError, RewardError
 from agentlightning.gateway.attempts import AttemptSummary
@@ -37,7 +37,7 @@ from agentlightning.runner.endings import (
     with_gateway,
 )
 from agentlightning.runner.executor import new_event_loop
-from agentlightning.runner.frameworks import FRAMEWORKS, framework_of
+from agentlightning.runner.frameworks import FRAMEWORKS, caches_on, framework_of
 from agentlightning.runner.versions import other_version
 from agentlightning.trainer.checks import as_agent
 from agentlightning.trainer.example import load_agent
@@ -295,6 +295,44 @@ def test_a_client_of_a_loop_that_is_closed_ends_without_a_traceback(caplog: pyte
         runner.run(collected(Client().work()))
         gc.collect()
         assert [record.name for record in caplog.records] == ["asyncio"]
+
+
+def module(**parts: Any) -> Any:
+    return SimpleNamespace(**parts)
+
+
+CACHES: list[tuple[str, Any, Any, str]] = [
+    (
+        "langchain_core.globals",
+        module(get_llm_cache=lambda: {}),
+        module(get_llm_cache=lambda: None),
+        "set_llm_cache(None)",
+    ),
+    (
+        "litellm",
+        module(cache=module(mode=module(value="default_on"))),
+        module(cache=module(mode=module(value="default_off"))),
+        "litellm.cache = None",
+    ),
+    (
+        "dspy",
+        module(cache=module(enable_memory_cache=True, memory_cache={"key": "answer"})),
+        module(cache=module(enable_memory_cache=True, memory_cache={})),
+        "cache=False",
+    ),
+]
+
+
+@pytest.mark.parametrize(("package", "on", "off", "way"), CACHES, ids=[name for name, *_ in CACHES])
+def test_a_frameworks_cache_that_answers_in_the_models_place_is_named(
+    package: str, on: Any, off: Any, way: str
+) -> None:
+    assert caches_on({package: off}) == caches_on({package: module()}) == caches_on({}) == []
+    caches = caches_on({package: on})
+    for finding in (calls_no_longer(caches), never_called([], {}, caches)):
+        assert way in finding.fix
+        assert "functools" not in finding.fix
+    assert "functools.cache" in asks_itself([]), "where no cache of a framework is seen"
 
 
 def test_a_thread_that_keeps_the_process_is_named() -> None:

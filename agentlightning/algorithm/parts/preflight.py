@@ -28,6 +28,8 @@ from agentlightning.arguments import SettingsGroup
 from agentlightning.errors import AgentError
 from agentlightning.metrics import Reporter
 from agentlightning.models import examples_first
+from agentlightning.runner.frameworks import caches_on
+from agentlightning.types.finding import Finding
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.episode import Sampled
@@ -130,7 +132,7 @@ class Preflight:
             return
         if not any(e.calls for e in usable):
             silent = self._was_called and not any(e.refused for e in usable)
-            self._refuse(str(calls_no_longer() if silent else never_called(episodes, self._refused_requests)))
+            self._refuse(str(self._uncalled(episodes, silent=silent)))
         elif not any(e.sampled_tokens for e in usable):
             self._refuse(str(nothing_trained(usable, self._selected_by)))
         self._was_called = True
@@ -139,6 +141,10 @@ class Preflight:
         self._object(usable)
         if self._compares:
             self._check_variance(usable)
+
+    def _uncalled(self, episodes: Sequence[Episode], *, silent: bool) -> Finding:
+        caches = caches_on()
+        return calls_no_longer(caches) if silent else never_called(episodes, self._refused_requests, caches)
 
     def watch(self, metrics: Mapping[str, Any]) -> None:
         """After a step: say once that the reward has fallen, or, with the likeliest cause, that it has not risen."""

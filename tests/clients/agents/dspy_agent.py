@@ -9,7 +9,7 @@ from tests.clients.stand_ins import SUB_TASK
 from tests.clients.tool import agent_name, calc
 
 PACKAGE, WIRE, STREAMS = "dspy", "Chat Completions", (False,)
-CHANGE = 'dspy.LM(f"openai/{llm.model}", api_base=llm.endpoint, api_key="dummy")'
+CHANGE = 'dspy.LM(f"openai/{llm.model}", api_base=llm.endpoint, api_key="dummy", cache=False)'
 NAMED, NAME = True, "Team.{}"
 SCRIPTED, CONTINUES = True, False
 
