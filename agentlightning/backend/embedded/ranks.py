@@ -68,10 +68,6 @@ _SECONDS_TO_NAME = 3.0
 _REACH_SECONDS = 60.0
 
 
-_MOST_OF_A_PROCESSOR = 4
-"""So many ranks on one are an error for sure: each is a process with a torch of its own."""
-
-
 class Leader:
     """The verbs of `TorchLearner`, done by all ranks together."""
 
@@ -79,12 +75,6 @@ class Leader:
         """`policy` is the whole model. Starts the other ranks; raises what any rank finds wrong with the model."""
         self.policy = policy
         addresses = settings.followers
-        processors = os.cpu_count() or 1
-        if not addresses and settings.ranks > _MOST_OF_A_PROCESSOR * processors and not torch.cuda.is_available():
-            raise ConfigError(
-                f"ranks={settings.ranks}, and this machine has {processors} processors and no GPU: ranks share the "
-                "work of several GPUs. Leave ranks out."
-            )
         self._followers = [_reach(a) for a in addresses] or [_start_here() for _ in range(1, settings.ranks)]
         meeting = _meeting(self._followers[0].sock.getsockname()[0] if addresses else "127.0.0.1")
         for rank, follower in enumerate(self._followers, 1):
