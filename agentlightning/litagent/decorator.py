@@ -128,7 +128,7 @@ class FunctionAgent(LitAgent[Any]):
             raise ConfigError(
                 f"The agent {_name(self.function)} asks for an LLM and there is none. Let the algorithm serve a model: "
                 "Baseline(model=…), agl run --model; or give one: "
-                "Trainer(initial_resources={'llm': LLM(…)}), agl run --endpoint."
+                "Trainer(models={'llm': agl.Provider(base_url=…, model=…)}), agl run --endpoint."
             )
         if name in _OF_REWARD_FUNCTIONS:
             raise ConfigError(

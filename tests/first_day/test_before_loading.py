@@ -110,7 +110,7 @@ def test_a_parameter_that_no_resource_fits(algorithm: Any, name: str) -> None:
 
 
 def test_an_agent_that_wants_a_model_where_there_is_none() -> None:
-    with pytest.raises(agl.ConfigError, match="asks for an LLM and there is none"):
+    with pytest.raises(agl.ConfigError, match=r"asks for an LLM and there is none.*models=\{'llm': agl\.Provider\("):
         agl.Trainer(run_dir="run", console=agl.metrics.SilentConsole()).fit(agent, [1])
     assert not Path("run").exists()
 

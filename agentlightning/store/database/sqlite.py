@@ -337,8 +337,9 @@ def _acquire(path: Path) -> IO[str] | None:
         owner = lock.read().strip() or "unknown"
         lock.close()
         raise StoreError(
-            f"The store '{path}' is already open (process {owner}), and one process owns a SQLite store. For a second "
-            "training give another folder (run_dir=…, --run-dir). A run that goes on is looked at with `agl show` and "
+            f"The store '{path}' is already open (process {owner}), and one process owns a SQLite store. If that "
+            "is a command that only looks at it, try again when it has ended. For a second training give "
+            "another folder (run_dir=…, --run-dir). A run that goes on is looked at with `agl show` and "
             f"`agl watch`. To share a store, serve it from the start (`agl store --path {path}`) and connect with "
             "LightningStoreClient(url)."
         ) from None
