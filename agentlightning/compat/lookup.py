@@ -61,12 +61,14 @@ def meant(module: str, name: str) -> str:
     """The name of the module that is near, as a question behind a sentence; nothing where there is none."""
     from difflib import get_close_matches  # slow to load, and seldom needed
 
+    if name in (there := dir(sys.modules.get(module))):  # it could not be loaded, which is said elsewhere
+        return ""
     if place := module == "agentlightning" and _part_with(name):
         return f". It is in {place}: from {place} import {name}"
     if module != "agentlightning" and name in sys.modules["agentlightning"].__all__:
         return f". It is in agentlightning: from agentlightning import {name}"
     outer = () if module == "agentlightning" else sys.modules["agentlightning"].__all__
-    known = {n.lower(): n for n in (*outer, *dir(sys.modules.get(module))) if not n.startswith("_")}
+    known = {n.lower(): n for n in (*outer, *there) if not n.startswith("_")}
     near = get_close_matches(name.lower(), known, n=1) if not name.startswith("_") else []
     return f". Did you mean: '{known[near[0]]}'?" if near else ""
 

@@ -71,6 +71,10 @@ class LitAgent(Generic[T]):
     def check_task(self, task: T) -> None:
         """Raises ConfigError for a task that this agent cannot be given; asked of each task before a run begins."""
 
+    def check_machine(self) -> None:
+        """Raises ConfigError for what a rollout needs and this machine lacks; asked where rollouts run, before a run
+        begins."""
+
     def check_resources(self, resources: NamedResources) -> None:
         """Raises ConfigError where something is missing that this agent needs; asked before a run begins."""
 

@@ -172,10 +172,7 @@ class Program(LitAgent[Any]):
         return ALL_SCOPES if takes_them else [scope for scope in ALL_SCOPES if scope != REWARDS]
 
     def check_task(self, task: Any) -> None:
-        """Raises ConfigError for a task that the program cannot be given, and for a script that is not there."""
-        if self._isolation is None and self._files is None:
-            _check_scripts(self.command, self._grader, self._env, self._grader_env)
-            _check_line_ends([self.command[0], *(self._grader[:1] if isinstance(self._grader, list) else ())])
+        """Raises ConfigError for a task that the program cannot be given."""
         placeholders.fill(self.command, task)
         length = len(json.dumps(task)) if self._task_as == "env" else 0
         if length > _MOST_VARIABLE:
@@ -184,10 +181,17 @@ class Program(LitAgent[Any]):
                 "way: task_as='file' or task_as='stdin' (--task-as)."
             )
 
+    def check_machine(self) -> None:
+        """Raises ConfigError for a program or a script that is not there."""
+        if self._isolation is None and self._files is None:
+            _check_scripts(self.command, self._grader, self._env, self._grader_env)
+            _check_line_ends([self.command[0], *(self._grader[:1] if isinstance(self._grader, list) else ())])
+
     async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> float | None:
         async with self._workspace(rollout) as folder:
             notes = folder / ".agl"  # beside the program's own files, out of their way
             notes.mkdir()
+            self.check_machine()
             self.check_task(task)
             command, llm = placeholders.fill(self.command, task), first_llm(resources)
             environment = {**self._inherited(), **endpoint_variables(llm)}

@@ -87,6 +87,11 @@ class Strategy:
         return self.runners == "remote" and self.role != "runner"
 
     @property
+    def runs_here(self) -> bool:
+        """Whether rollouts run on this machine, and no runner elsewhere takes them."""
+        return self.runners in ("inline", "processes")
+
+    @property
     def gateway_host(self) -> str:
         """The address for the gateway to listen on: where runners elsewhere reach the store."""
         return self.host if self.runners in ("ray", "remote") else "127.0.0.1"

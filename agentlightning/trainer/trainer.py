@@ -316,6 +316,8 @@ class Trainer(GivenByName):
             train_dataset = as_tasks("training", train_dataset)
         if val_dataset is not None:
             val_dataset = as_tasks("validation", val_dataset)
+        if self.strategy.runs_here:
+            agent.check_machine()
         check_given(self.algorithm, agent, train_dataset, val_dataset)
         if self.llm_proxy is None:  # else it may bring resources of its own
             check_agents_resources(agent, self.algorithm, self.initial_resources, self.models)

@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 
 import agentlightning as agl
 from agentlightning.algorithm.episode import Episode
-from agentlightning.algorithm.rollout_verdicts import KEEPS_ANSWERS, most_fail
+from agentlightning.algorithm.rollout_verdicts import asks_itself, most_fail
 from agentlightning.cli.configuration import read_config
 from agentlightning.cli.environment import OF_USERS, misspelt
 from agentlightning.cli.evaluate import measure, resolve
@@ -247,7 +247,7 @@ def test_a_field_of_a_tool_is_named_with_the_tool() -> None:
 
 
 def test_an_agent_that_was_changed_on_resuming_is_thought_of() -> None:
-    assert "the agent that it began with" in KEEPS_ANSWERS
+    assert "the agent that it began with" in asks_itself(())
 
 
 # ---- words of other places -----------------------------------------------------------------------------------------

@@ -401,4 +401,4 @@ def test_a_script_with_the_line_ends_of_windows(tmp_path: Path, monkeypatch: pyt
         Path(name).write_bytes(b"#!/usr/bin/env python3\r\n1\r\n" if name == script else b"#!/bin/sh\necho 1\n")
         Path(name).chmod(0o755)
     with pytest.raises(agl.ConfigError, match=f"{script} has the line ends of Windows"):
-        agl.Program(["./agent.sh"], grader=["./grade.sh"]).check_task({})
+        agl.Program(["./agent.sh"], grader=["./grade.sh"]).check_machine()

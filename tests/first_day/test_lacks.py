@@ -113,13 +113,14 @@ def test_a_grader_that_cannot_be_called(grader: Any, words: str) -> None:
 def test_a_command_that_is_not_there(command: list[str], grader: list[str] | None) -> None:
     program = agl.Program(command, grader=grader)
     with pytest.raises(agl.ConfigError, match=f"There is no {'grader' if grader else 'program'} 'nowhere-1'"):
-        program.check_task({})
+        program.check_machine()
+    program.check_task({})  # runners elsewhere may have it
 
 
 def test_a_program_that_only_its_own_path_has(tmp_path: Path) -> None:
     (tool := tmp_path / "my-own-tool").write_text("#!/bin/sh\n")
     tool.chmod(0o755)
-    agl.Program(["my-own-tool"], env={"PATH": str(tmp_path)}).check_task({})
+    agl.Program(["my-own-tool"], env={"PATH": str(tmp_path)}).check_machine()
 
 
 # ---- agents ----------------------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def test_a_script_that_is_not_there(
     monkeypatch.chdir(tmp_path)
     Path("agent.py").touch()
     with pytest.raises(agl.ConfigError, match=r"nope\.m?.*no such file"):
-        agl.Program(command, grader=grader).check_task({})
+        agl.Program(command, grader=grader).check_machine()
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ def test_what_is_no_missing_script(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     Path("agent.py").touch()
     if command[0] != "bash":
-        agl.Program(command).check_task({"file": "x"})
-    agl.Program(["python", "inside.py"], files=tmp_path).check_task({})
+        agl.Program(command).check_machine()
+    agl.Program(["python", "inside.py"], files=tmp_path).check_machine()
 
 
 def test_a_grader_that_fails_shows_no_temporary_folder(tmp_path: Path) -> None:
