@@ -1,19 +1,26 @@
 """GDPO against the weighted sum, on two rewards of which one is loud and the other quiet.
 
-    python benchmarks/gdpo.py [--steps 150] [--seeds 5] [--quick] [--json]
+    python benchmarks/gdpo.py [--model] [--steps 150] [--seeds 5] [--quick] [--json]
 
 A policy names one of four cards. A judge whose mark is mostly noise (deviation 1) pays 1 for a high card: the part
 `high`. A rule pays 0.05 for an even one: the part `even`. One card has both. Weights are 1, as if nobody knew the
 scales; `by hand` is the sum with the weight that makes both parts about equally large. The policy is four logits, so
 what a run comes to is known exactly; its advantages are those that a training run has (`algorithm.credit`). Shown is
 how probable each is in the end, with the 95 % interval of the mean over seeds (Student's t).
+
+`--model` trains a language model in place of the logits, through the gateway, the store and the backend: that of
+`scratch.py`, with 0.2 million random weights. It answers a message of three digits with one: five and more is high.
+Shown is how often it names each over the last fifth of 60 steps; the parts that count that have no weight.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
+import tempfile
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -29,6 +36,8 @@ HIGH, EVEN = np.array([0.0, 0.0, 1.0, 1.0]), np.array([0.0, 1.0, 0.0, 1.0])
 QUIET = 0.05
 """What the rule pays."""
 GROUPS, SIBLINGS, RATE = 8, 8, 0.1
+LEARNING_RATE = 1e-3
+"""Of the language model."""
 ARMS = {
     "weighted sum": ("grpo", {"high": 1.0, "even": 1.0}),
     "GDPO": ("gdpo", {"high": 1.0, "even": 1.0}),
@@ -93,6 +102,41 @@ def run(advantage: str, weights: dict[str, float], steps: int, seed: int) -> dic
     return {"high": float(p @ HIGH), "even": float(p @ EVEN), "both": float(p @ (HIGH * EVEN))}
 
 
+def train(advantage: str, weights: dict[str, float], steps: int, seed: int) -> dict[str, float]:
+    """GRPO of a small model; how often it named high and even digits in the last fifth of the steps."""
+    from openai import AsyncOpenAI
+
+    import agentlightning as agl
+    from agentlightning.metrics import SilentConsole
+    from benchmarks.scratch import GAMES, make_model
+
+    client = AsyncOpenAI(base_url="http://127.0.0.1/v1", api_key="set for each rollout")
+    noise = random.Random(seed)
+
+    @agl.rollout
+    async def player(task: list[int], llm: agl.LLM) -> None:
+        chat = client.with_options(base_url=llm.endpoint, api_key=llm.api_key).chat.completions
+        message = {"role": "user", "content": " ".join(map(str, task))}
+        answer = await chat.create(model=llm.model, messages=[message], max_tokens=1)  # pyright: ignore
+        said = answer.choices[0].message.content or ""
+        high, even = said in {*"56789"}, said in {*"02468"}
+        parts = {"high": high + noise.gauss(0, 1), "even": QUIET * even}
+        counted = {"is_high": float(high), "is_even": float(even), "is_both": float(high and even)}
+        agl.emit_reward({**parts, **counted}, primary_key="high")
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_model(Path(folder) / "model", seed)
+        algorithm = agl.GRPO(
+            model=str(model), steps=steps, tasks_per_step=GROUPS, group_size=SIBLINGS, seed=seed, max_context=64,
+            save_every=1000, learning_rate=LEARNING_RATE, renderer="default", advantage=advantage,
+            reward_weights=weights,
+        )  # fmt: skip
+        trainer = agl.Trainer(algorithm=algorithm, run_dir=f"{folder}/run", concurrency=64, console=SilentConsole())
+        rows = [row for row in trainer.fit(player, GAMES["copy"].tasks).metrics if row.get("reward") is not None]
+    last = rows[-max(steps // 5, 1) :]
+    return {part: statistics.fmean(row[f"reward/is_{part}"] for row in last) for part in ("high", "even", "both")}
+
+
 def cell(values: list[float]) -> str:
     mean = statistics.mean(values)
     if len(values) not in T_95:
@@ -102,18 +146,20 @@ def cell(values: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, help="150, or 60 with --model")
+    parser.add_argument("--model", action="store_true", help="train a small language model in place of four logits")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one seed, ten steps")
     parser.add_argument("--json", action="store_true", help="end with the figures as one line of JSON")
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.steps, arguments.seeds = 10, 1
+        arguments.steps, arguments.seeds = 3 if arguments.model else 10, 1
+    steps, play = arguments.steps or (60 if arguments.model else 150), train if arguments.model else run
     figures: dict[str, dict[str, list[float]]] = {}
     for name, (advantage, weights) in ARMS.items():
-        runs = [run(advantage, weights, arguments.steps, seed) for seed in range(arguments.seeds)]
+        runs = [play(advantage, weights, steps, seed) for seed in range(arguments.seeds)]
         figures[name] = {key: [one[key] for one in runs] for key in runs[0]}
-    shown = Table("rewards", "high", "even", "both", title=f"{arguments.steps} steps, {arguments.seeds} seeds")
+    shown = Table("rewards", "high", "even", "both", title=f"{steps} steps, {arguments.seeds} seeds")
     for name, found in figures.items():
         shown.add_row(name, *(cell(values) for values in found.values()))
     Console().print(shown)

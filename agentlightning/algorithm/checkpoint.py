@@ -244,6 +244,8 @@ def _where_they_are(folder: Path) -> str:
     place = folder if folder.is_dir() else folder.parent
     if list_checkpoints(place):
         return f"'{folder.name}' is none of the run's: give its folder, {place}."
+    if (around := next(filter(list_checkpoints, folder.parents[:2]), None)) is not None:
+        return f"It is inside the run {around}: give that."
     if not folder.is_dir():
         missing = f"'{folder}' is a file." if folder.exists() else f"The folder '{folder}' is not there."
     elif (folder / RUN_FILE).is_file():

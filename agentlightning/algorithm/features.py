@@ -176,6 +176,8 @@ class FeatureSettings(TrainingSettings):
         names = {kind.name for kind in PARTS}
         for part in self.parts if isinstance(self.parts, Iterable) else (self.parts,):
             if not isinstance(part, Part):
+                if isinstance(part, type) and issubclass(part, Part) and part is not Part:
+                    raise ConfigError(f"parts has the class {part.__name__}. Give an object: {part.__name__}(…).")
                 raise ConfigError(
                     f"parts has {part!r}; it takes objects of classes that inherit from agl.Part, which only a script "
                     "can give."

@@ -180,6 +180,8 @@ def _meant(program: str) -> str:
         return f"An agent is named by its file: {path}:{name}."
     if (agent := program.lower()) in KNOWN_AGENTS:
         return f"The agent that has a name here is {agent}."
+    if begun := [name for name in KNOWN_AGENTS if name.partition("-")[0] == agent]:
+        return f"The agent that has a name here is {begun[0]}."
     if Path(program).is_dir():
         return "It is a folder: give file.py:name of a function in one of its files, or a command."
     return "Give a command whose program is in PATH, or file.py:name."

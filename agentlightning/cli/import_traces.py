@@ -180,7 +180,9 @@ def _read(file: Path) -> Iterator[tuple[str, Any]]:
         return
     except ValueError as error:
         if len(lines) < 2 or not _is_json(lines[0][1]):
-            raise ConfigError(f"{file} is no JSON: {error}") from None
+            raise ConfigError(
+                f"{file} is no JSON: {error}. It reads what tracers write: OpenTelemetry, Phoenix, Langfuse, ATIF."
+            ) from None
     for number, line in lines:
         try:
             yield f"{file}, line {number}", parsed_json(line)

@@ -77,7 +77,7 @@ class OthersNames:
         module, _, last = name.rpartition(".")
         if (words := of_others(module, last)) is not None:
             raise NotKept(words)
-        if module == "agentlightning" and (near := meant(module, last)):
+        if module.partition(".")[0] == "agentlightning" and (near := meant(module, last)):
             raise NotKept(f"There is no {name}{near}")
 
 

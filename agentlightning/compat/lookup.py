@@ -63,7 +63,10 @@ def meant(module: str, name: str) -> str:
 
     if place := module == "agentlightning" and _part_with(name):
         return f". It is in {place}: from {place} import {name}"
-    known = {n.lower(): n for n in dir(sys.modules.get(module)) if not n.startswith("_")}
+    if module != "agentlightning" and name in sys.modules["agentlightning"].__all__:
+        return f". It is in agentlightning: from agentlightning import {name}"
+    outer = () if module == "agentlightning" else sys.modules["agentlightning"].__all__
+    known = {n.lower(): n for n in (*outer, *dir(sys.modules.get(module))) if not n.startswith("_")}
     near = get_close_matches(name.lower(), known, n=1) if not name.startswith("_") else []
     return f". Did you mean: '{known[near[0]]}'?" if near else ""
 

@@ -105,9 +105,12 @@ async def steps(store: SqlLightningStore, request: Request) -> Any:
     """The metrics of each step from `from` on, and what there is to say of each metric."""
     run_id, first = request.path_params["run_id"], number(request, "from") or 0
     rows = await steps_of(store, run_id, first)
-    if not rows and await store.get_run_by_id(run_id) is None:
-        rows = [row for row in (await _in_folder(request)).get(run_id, {}).get("rows", ()) if row["step"] >= first]
-    return {"steps": rows, "metrics": CATALOGUE.described(rows)}
+    run = await store.get_run_by_id(run_id)
+    state: Mapping[str, Any] = {} if run is None else run.state
+    if not rows and run is None:
+        found = (await _in_folder(request)).get(run_id, {})
+        rows, state = [row for row in found.get("rows", ()) if row["step"] >= first], found.get("state", {})
+    return {"steps": rows, "metrics": CATALOGUE.with_own(state.get("own_metrics")).described(rows)}
 
 
 async def diagnosis(store: SqlLightningStore, request: Request) -> Any:
@@ -212,7 +215,11 @@ def _read(place: Path) -> dict[str, Any] | None:
             "start_time": began,
             "end_time": None if going or not rows else rows[-1].get("time"),
             "settings": dict(known.get("settings") or {}),
-            "state": {"run_dir": str(place), "step": rows[-1].get("step") if rows else None},
+            "state": {
+                "run_dir": str(place),
+                "step": rows[-1].get("step") if rows else None,
+                "own_metrics": known.get("own_metrics"),
+            },
             "elsewhere": str(place),
             "rows": rows,
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, overload
 
@@ -83,6 +83,15 @@ class FunctionAgent(LitAgent[Any]):
         for name in self._wanted:
             if name not in _NO_RESOURCE:
                 self._resource(name, GivenResources(resources))
+
+    def unused_prompts(self, resources: NamedResources) -> Sequence[str]:
+        """Those that no parameter is filled with; the gateway's own are no agent's to take."""
+        filled = (*self._wanted, *self._optional)
+        own = {n: r for n, r in resources.items() if isinstance(r, PromptTemplate) and not r.literal}
+        if not own or "resources" in filled:
+            return ()
+        taken = [self._resource(name, resources) for name in filled if name in resources or name == "prompt_template"]
+        return [name for name, resource in own.items() if not any(resource is each for each in taken)]
 
     def is_async(self) -> bool:
         return self._is_async

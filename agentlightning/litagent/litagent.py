@@ -74,6 +74,10 @@ class LitAgent(Generic[T]):
     def check_resources(self, resources: NamedResources) -> None:
         """Raises ConfigError where something is missing that this agent needs; asked before a run begins."""
 
+    def unused_prompts(self, resources: NamedResources) -> Sequence[str]:
+        """The prompts among these resources that the agent is known not to take."""
+        return ()
+
     @property
     def origin(self) -> tuple[str, str | None]:
         """Its name, and the file it is from (None where that is not known): `file.py:name` finds it again. A run

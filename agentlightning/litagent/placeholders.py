@@ -15,6 +15,8 @@ from typing import Any
 from agentlightning.errors import ConfigError
 
 _PLACE = re.compile(r"\{task(?:\.(\w+(?:\.\w+)*))?\}")
+_MEANT = re.compile(r"(?:--?[\w-]+=)?(\{{1,2}\s*[Tt]ask\s*[.\[:].*?\}{1,2})")
+"""An argument that is nothing but a field of the task, however it is written."""
 _LONGEST = 131_071
 """Bytes of one argument, on Linux."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
@@ -34,6 +36,17 @@ def check_shell(command: Sequence[str]) -> None:
             raise ConfigError(
                 f"A shell would read what a task puts in for {place[0]} as commands. Hand it over as an argument: "
                 f"sh -c 'my-agent \"$1\"' sh {place[0]}"
+            )
+
+
+def check_places(command: Sequence[str]) -> None:
+    """Raises ConfigError for an argument that is a field of the task in the way of writing of Python or of Jinja."""
+    for argument in command:
+        meant = _MEANT.fullmatch(argument)
+        if meant is not None and _PLACE.fullmatch(meant[1]) is None:
+            names = re.findall(r"\w+", meant[1])
+            raise ConfigError(
+                f"The command has {meant[1]}. A field of the task is {{{'.'.join(['task', *names[1:]])}}} there."
             )
 
 

@@ -36,7 +36,9 @@ from agentlightning.litagent.litagent import LitAgent
 from agentlightning.litagent.process import Captured, Finished, Limits, run_command
 from agentlightning.litagent.program_words import (
     NOT_POSTED,
+    check_grader,
     ended_badly,
+    missed,
     missing_script,
     printed_too,
     shown,
@@ -144,6 +146,8 @@ class Program(LitAgent[Any]):
         here = not isinstance(isolation, Kubernetes)  # else names of files are those of the image
         self.command = list(self._known.command) if self._known else _arguments(command, here=here)
         placeholders.check_shell(self.command)
+        placeholders.check_places(self.command)
+        check_grader(grader)
         self._task_as = task_as or (None if placeholders.has_places(self.command) else "stdin")
         self._reward = reward
         self._grader = grader if grader is None or callable(grader) else _arguments(grader, here=here)
@@ -170,7 +174,7 @@ class Program(LitAgent[Any]):
     def check_task(self, task: Any) -> None:
         """Raises ConfigError for a task that the program cannot be given, and for a script that is not there."""
         if self._isolation is None and self._files is None:
-            _check_scripts(self.command, self._grader)
+            _check_scripts(self.command, self._grader, self._env, self._grader_env)
             _check_line_ends([self.command[0], *(self._grader[:1] if isinstance(self._grader, list) else ())])
         placeholders.fill(self.command, task)
         length = len(json.dumps(task)) if self._task_as == "env" else 0
@@ -244,7 +248,8 @@ class Program(LitAgent[Any]):
         if finished.exit_code != 0:
             reward = "grader" if self._grader is not None else self._reward
             printed = finished.stdout, finished.stderr
-            raise AgentError(ended_badly(finished.exit_code, *printed, reward=reward, folder=folder, files=self._files))
+            words = ended_badly(finished.exit_code, *printed, reward=reward, folder=folder, files=self._files)
+            raise AgentError("\n".join([words, *missed(finished.stderr, environment, self.command)]))
         return finished
 
     async def _execute(
@@ -290,7 +295,12 @@ class Program(LitAgent[Any]):
             graded = await self._run_grader(rollout, run)
             if graded.exit_code != 0:
                 printed = shown(graded.stderr, folder, self._files)
-                raise JudgeError(f"The grader ended with {_exit(graded.exit_code)}.\n{printed}".rstrip())
+                advice = missed(
+                    graded.stderr, {**self._inherited(), **self._grader_env}, self._grader or (), "grader_env"
+                )
+                raise JudgeError(
+                    "\n".join([f"The grader ended with {_exit(graded.exit_code)}.", printed, *advice]).rstrip()
+                )
             return parse_reward(graded.stdout, graded.stderr)
         except (JudgeError, ExecutorError, DeadlineError):
             raise
@@ -395,10 +405,16 @@ def _check_folders(files: str | Path | None, workspaces: str | Path | None) -> N
         raise ConfigError(f"workspaces is {str(workspaces)!r}, and that is a file. Give a folder (--workspaces).")
 
 
-def _check_scripts(command: Sequence[str], grader: object) -> None:
-    """Raises ConfigError for a script that is not there: each attempt would fail for it."""
-    for name, words in (("program", command), ("grader", grader)):
-        if isinstance(words, list) and (script := missing_script(words)) is not None:
+def _check_scripts(
+    command: Sequence[str], grader: object, env: Mapping[str, str], grader_env: Mapping[str, str]
+) -> None:
+    """Raises ConfigError for a program or a script that is not there: each attempt would fail for it."""
+    for name, words, variables in (("program", command, env), ("grader", grader, grader_env)):
+        if not isinstance(words, list):
+            continue
+        if shutil.which(words[0], path=variables.get("PATH")) is None:
+            raise ConfigError(f"There is no {name} {words[0]!r}: give a command whose first word is in PATH.")
+        if (script := missing_script(words)) is not None:
             raise ConfigError(
                 f"The {name} is to run {script!r}, and there is no such file here ({Path.cwd()}). Give its path, or "
                 "the folder that it lies in: --files FOLDER (files=…)."

@@ -5,13 +5,16 @@ A program runs in a temporary folder that is gone when its message is read, and 
 
 from __future__ import annotations
 
+import inspect
 import json
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentlightning.arguments import as_number
+from agentlightning.errors import ConfigError
 from agentlightning.frames import is_library
 
 LONGEST = 2000
@@ -21,6 +24,10 @@ _FRAME = re.compile(r'  File "([^"]+)", line \d+')
 _RAISED = re.compile(r"[\w.]+(: .+)?$")
 """The last line of a traceback: an exception with its message, which may be shorter."""
 _GRADERS_FOLDER = re.compile(r"[^\s'\"]*/agl-grader-\w+/")
+_VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b")
+_NO_FILE = re.compile(
+    r"no such file or directory(?:, \w+)?:? '([^'\n]+)'|([^\s:']+): no such file or directory$", re.I | re.M
+)
 _SCRIPTS = re.compile(r"(python[\d.]*|node|nodejs|ruby|perl|bash|sh|Rscript|php|deno|bun|tsx|ts-node)$")
 _SCRIPT_FILE = re.compile(r".+\.(py|js|mjs|cjs|ts|rb|pl|sh|R|php)$")
 
@@ -75,6 +82,50 @@ def _own_frames(text: str) -> str:
         if not dropping:
             kept.append(line)
     return "\n".join([before.rstrip(), found, *kept]).lstrip("\n")
+
+
+def missed(stderr: str, seen: Collection[str], command: Sequence[str], setting: str = "env") -> Sequence[str]:
+    """What to do about a variable or a file that the command finds when it is started by hand, and not here."""
+    lacked = sorted({*_VARIABLE.findall(stderr)} - {*seen})
+    hidden = [name for name in lacked if name in os.environ or f"KeyError: '{name}'" in stderr]
+    words = [
+        f"{name} is not among its variables: yours may hold secrets, and stay out. Give it with {setting}="
+        f"{{'{name}': …}}, or in the command:  env {name}=… {Path(command[0]).name} …"
+        for name in hidden[:1]
+    ]
+    folders = [Path.cwd(), *(Path(word).parent for word in command if os.path.isabs(word))]
+    for path in (found[1] or found[2] for found in _NO_FILE.finditer(stderr)):
+        place = next((f for f in folders if not os.path.isabs(path) and (f / path).exists()), None)
+        if place is not None:
+            words.append(
+                f"{path!r} is in {place}, and the command runs in a folder of its own: have a folder copied there, "
+                "--files FOLDER (files=…), or open an absolute path."
+            )
+            break
+    return words
+
+
+def check_grader(grader: object) -> None:
+    """Raises ConfigError for a function that is given as a command, or that cannot be called with a run alone."""
+    if isinstance(grader, str) and (named := re.fullmatch(r"\S+\.py:(\w+)", grader)):
+        raise ConfigError(
+            f"The grader {grader!r} names a function, and a command that prints the reward is wanted here, such as "
+            f"'python {grader.rpartition(':')[0]}'. In a script the function itself is one: grader={named[1]}."
+        )
+    if not callable(grader):
+        return
+    try:
+        signature = inspect.signature(grader)
+    except ValueError:  # of what is built in there may be none
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        name = getattr(grader, "__name__", type(grader).__name__)
+        raise ConfigError(
+            f"The grader {name}{signature} is called with the finished run alone: def {name.strip('<>')}(run), "
+            "with run.task, run.stdout and run.workspace (agl.ProgramRun)."
+        ) from None
 
 
 def _advice(stdout: str, stderr: str, reward: str) -> Sequence[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 Kind = Literal["curve", "counter", "figure", "hidden"]
 """A line over steps; a total since the run began, of which the growth per step is drawn; its last value; not drawn."""
@@ -173,6 +173,12 @@ class Catalogue:
             found.append((place, name, metric))
         return {name: metric._asdict() for _, name, metric in sorted(found)}
 
+    def with_own(self, described: Any) -> Catalogue:
+        """This table and the metrics of a user's own parts, as a run keeps them; anything else in them is left out."""
+        found = described if isinstance(described, list) else []
+        own = [metric for one in found if (metric := _metric(one)) is not None and self._find(metric.name) is None]
+        return Catalogue((*self.metrics, *own)) if own else self
+
     def _find(self, name: str) -> tuple[int, Metric] | None:
         """The place of a metric in the table, and the metric."""
         if (place := self._places.get(name)) is not None:
@@ -186,6 +192,15 @@ class Catalogue:
             return None
         metric = self.metrics[place]
         return place, metric._replace(name=name, title=f"{metric.title} of {policy}")
+
+
+def _metric(described: Any) -> Metric | None:
+    """The metric that `Metric._asdict` described; None for what is none."""
+    if not isinstance(described, dict) or not all(isinstance(described.get(name), str) for name in Metric._fields):
+        return None
+    one = Metric(**{name: described[name] for name in Metric._fields})
+    known = one.group in GROUPS and one.kind in get_args(Kind) and one.name
+    return one if known else None
 
 
 def _is_number(value: Any) -> bool:

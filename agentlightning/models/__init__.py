@@ -70,6 +70,8 @@ def _instead_of(folder: Path) -> str:
         )
     if inside := sorted(folder.glob("step-*/checkpoint.json")):
         return f"Its last checkpoint is {inside[-1].parent}: give that, or the run's folder."
+    if runs := sorted(folder.glob("*/run.json"), key=lambda file: file.stat().st_mtime):
+        return f"It holds runs, the last of them {runs[-1].parent}: give one of them."
     return "Give a Hugging Face model directory, a training run's folder, or one of its checkpoints."
 
 

@@ -147,11 +147,17 @@ class SeamTokenizer:
         return self.encode(text) if tokenize else text
 
 
+_OF_TOKENIZERS = ("*token*", "vocab*", "*.model", "merges.txt", "tekken*")
+_NONE_THERE = "There is no tokenizer in {}. Save the model's own there, with tokenizer.save_pretrained."
+
+
 def load_tokenizer(path: str) -> Any:
     """The tokenizer of a model directory or hub id. Raises `ModelError` if there is none."""
     directory = model_directory(path)
     if (directory / "tokenizer.json").is_file():
         return FileTokenizer(directory, path)
+    if not any(any(directory.glob(pattern)) for pattern in _OF_TOKENIZERS):
+        raise ModelError(_NONE_THERE.format(directory))
     try:
         from transformers import AutoTokenizer
 
@@ -162,9 +168,7 @@ def load_tokenizer(path: str) -> Any:
             "`tokenizer.save_pretrained`)."
         ) from error
     if not any((directory / file).is_file() for file in tokenizer.vocab_files_names.values()):
-        raise ModelError(  # for some kinds of models transformers makes an empty tokenizer then
-            f"There is no tokenizer in {directory}. Save the model's own there, with tokenizer.save_pretrained."
-        )
+        raise ModelError(_NONE_THERE.format(directory))  # for some kinds of models transformers makes an empty one
     return SeamTokenizer(tokenizer)
 
 

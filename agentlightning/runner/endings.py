@@ -7,6 +7,7 @@ Clients are recognised by the names of their errors: none of them is imported.
 from __future__ import annotations
 
 import errno
+import inspect
 import os
 import re
 import traceback
@@ -156,6 +157,15 @@ def describe(error: BaseException, task: object = None) -> str:
     if not isinstance(error, BaseExceptionGroup):
         return text
     return "\n".join([text, *(f"one of them: {describe(e)}" for e in error.exceptions[:3])])
+
+
+def close_unawaited(error: BaseException) -> None:
+    """Close the coroutines that an error left behind: its words say that they are not awaited, and Python would say it
+    again of each, at whatever line runs when they are cleared away."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for value in [] if frame.f_code.co_filename.startswith(str(_PACKAGE)) else frame.f_locals.values():
+            if inspect.iscoroutine(value) and inspect.getcoroutinestate(value) == inspect.CORO_CREATED:
+                value.close()
 
 
 def storable(text: str | None) -> str | None:
@@ -365,7 +375,12 @@ def hint_for(error: BaseException) -> str | None:
 def _hint_for_one(error: BaseException) -> str | None:
     text, module = message_of(error), type(error).__module__.split(".")[0]
     if module in ("openai", "anthropic", "httpx", "builtins") or framework_of(error) is not None:
-        if not _is(error, _KEY_REFUSED) and _WANTS_A_KEY.search(text):
+        answered = getattr(error, "status_code", None) not in (
+            None,
+            401,
+            403,
+        )  # it had a key, and was refused something
+        if not answered and not _is(error, _KEY_REFUSED) and _WANTS_A_KEY.search(text):
             return OWN_KEY
         if "/chat/completions/chat/completions" in text or "/v1/v1/" in text:
             return _ONE_V1_ONLY

@@ -34,7 +34,7 @@ from agentlightning.errors import (
 from agentlightning.litagent import LitAgent
 from agentlightning.litagent.litagent import GivenResources
 from agentlightning.runner.air import air
-from agentlightning.runner.endings import Ending, GatewaySummary, describe, storable, with_gateway
+from agentlightning.runner.endings import Ending, GatewaySummary, close_unawaited, describe, storable, with_gateway
 from agentlightning.runner.executor import agent_loop, run_in_thread, same_folder
 from agentlightning.runner.presence import Presence, RunningAttempt
 from agentlightning.runner.tracing import opened_trace
@@ -284,6 +284,7 @@ class LitAgentRunner:
         except (AgentError, ConfigError) as error:
             return Ending(Outcome.AGENT_ERROR, str(error), exception=error)
         except Exception as error:  # whatever user code raises is data about this attempt
+            close_unawaited(error)
             return Ending(Outcome.AGENT_ERROR, describe(error, claimed.input), exception=error)
         return Ending(Outcome.OK, rewarded=rewarded)
 

@@ -25,9 +25,11 @@ from agentlightning.runner.versions import installed_as
 from agentlightning.store.base import LightningStore
 from agentlightning.store.operations.codec import encode_task
 from agentlightning.tracer import Tracer
+from agentlightning.trainer.overrides import check_methods
 from agentlightning.trainer.provenance import MOST_KEPT
 from agentlightning.trainer.tasks import check_texts, load_tasks
 from agentlightning.types import LLM, Dataset, Hook, NamedResources, ProxyLLM, Resource
+from agentlightning.types.reward import largest_reward
 
 _PARTS: dict[str, tuple[type, str]] = {
     "algorithm": (Algorithm, "GRPO(model='calc')"),
@@ -66,7 +68,9 @@ def check_parts(**parts: object) -> None:
         if value is not None and not isinstance(value, kind):
             a_class = isinstance(value, type)
             shown = f"the class {value.__name__}" if a_class else f"{value!r}, which is no {kind.__name__}"
-            raise ConfigError(f"{name} is {shown}. Give an object: agl.{example}.")
+            own = a_class and issubclass(value, kind) and value.__module__.partition(".")[0] != "agentlightning"
+            make = f"{value.__name__}(…)" if own else f"agl.{example}"  # pyright: ignore[reportAttributeAccessIssue]
+            raise ConfigError(f"{name} is {shown}. Give an object: {make}.")
 
 
 def check_each(**parts: Iterable[object]) -> None:
@@ -74,6 +78,7 @@ def check_each(**parts: Iterable[object]) -> None:
     for name, values in parts.items():
         for value in values:
             check_parts(**{name: value})
+            check_methods(value, _PARTS[name][0])
 
 
 def listed(given: Any) -> list[Any]:
@@ -150,8 +155,11 @@ def check_resources(resources: object) -> None:
     """Raises ConfigError for resources that are not named, or are something else than resources."""
     if resources is not None and not isinstance(resources, Mapping):
         raise ConfigError(f"initial_resources is {resources!r}; give resources by name: {{'llm': agl.LLM(…)}}.")
-    for resource in (resources or {}).values():
-        check_parts(resource=resource)
+    for name, resource in (resources or {}).items():
+        try:
+            check_parts(resource=resource)
+        except ConfigError as error:
+            raise ConfigError(f"Of initial_resources, {name!r}: {error}") from None
         if isinstance(resource, LLM) and not isinstance(resource, ProxyLLM):
             check_address(f"The endpoint of the resource for the model {resource.model!r}", resource.endpoint)
 
@@ -169,6 +177,13 @@ def check_agents_resources(
     own = () if policy is None else ("llm", *policy.model.trained, *policy.model.members, policy.model.frozen)
     served: NamedResources = {name: LLM(endpoint="", model=name) for name in (*own, *models) if name}
     agent.check_resources({**served, **given})
+    unused = agent.unused_prompts(given) if isinstance(algorithm, PromptSettings) else ()
+    for name in unused:
+        raise ConfigError(
+            f"The prompt {name!r} is to be tuned, and the agent {agent.origin[0]} takes none: give the function a "
+            f"parameter, def {agent.origin[0]}(task, llm, {name}), and let it ask with {name}.format(…). A prompt that "
+            "the gateway puts in, with no change to the agent, is an agl.SystemPrompt (--system-prompt FILE)."
+        )
 
 
 def has_endpoints(resources: NamedResources) -> bool:
@@ -279,6 +294,7 @@ def check_given(
     algorithm: Algorithm, agent: LitAgent[Any], train: Dataset[Any] | None, val: Dataset[Any] | None
 ) -> None:
     """Raises ConfigError for tasks that the algorithm cannot learn, or the agent cannot be given."""
+    largest_reward()  # what the environment says of it is asked for before a rollout is
     if train is not None and isinstance(algorithm, TrainingSettings):
         algorithm.check_data(train)
     algorithm.check_agent(agent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
+import inspect
 import itertools
 import re
 import sys
@@ -98,11 +99,27 @@ def load_agent(reference: str) -> LitAgent[Any]:
         hint = _inside(path, name) or (f" Did you mean {meant[0]!r}?" if meant else "")
         raise ConfigError(f"{path} has no '{name}' at its top level.{hint}")
     if isinstance(found, type) and issubclass(found, LitAgent):
-        found = found()
+        found = _made(found, reference)
     if not callable(found) and not isinstance(found, LitAgent):
         is_it = of_a_framework(found) or f"{found!r:.60}, and an agent is a function or a LitAgent."
         raise ConfigError(f"{reference} is {is_it}")
     return as_agent(found)
+
+
+def _made(kind: type[LitAgent[Any]], reference: str) -> LitAgent[Any]:
+    """An object of a class that the file has in place of one. Raises ConfigError where it cannot be made like this."""
+    name = kind.__name__
+    make = f"Make the object in the file, agent = {name}(…), and give {reference.rpartition(':')[0]}:agent."
+    try:
+        inspect.signature(kind).bind()
+    except TypeError as error:
+        raise ConfigError(f"{reference} is a class, and {name}() wants more: {error}. {make}") from None
+    try:
+        return kind()
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the user's class raises
+        raise ConfigError(f"{name}() of {reference} cannot be made: {_what_it_raised(error)}") from error
 
 
 def _inside(path: Path, name: str) -> str:

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 
 import agentlightning.dashboard as dashboard
 from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.features import FeatureSettings
 from agentlightning.algorithm.records import ByName, flattened
 from agentlightning.errors import AgentError, StoreError, message_of
 from agentlightning.files import atomic_write
@@ -60,6 +61,7 @@ def describe(run_dir: Path, algorithm: Algorithm, agent: LitAgent[Any], about: M
     A run that goes on keeps its id, which its folder knows.
     """
     name, source = agent.origin
+    about = {**(about or {}), **_own_metrics(algorithm)}
     known = {
         "run_id": _known_id(run_dir) or f"run-{random_hex(8)}",
         "algorithm": type(algorithm).__name__,
@@ -67,7 +69,7 @@ def describe(run_dir: Path, algorithm: Algorithm, agent: LitAgent[Any], about: M
         "agent": name,
         "source": source,
         "status": RunStatus.RUNNING.value,
-        **(about or {}),
+        **about,
     }
     text = json.dumps(known, indent=2, default=_plain)
     atomic_write(run_dir / RUN_FILE, text)
@@ -76,8 +78,15 @@ def describe(run_dir: Path, algorithm: Algorithm, agent: LitAgent[Any], about: M
         algorithm=known["algorithm"],
         agent=name or "",
         settings=json.loads(text)["settings"],
-        state={"source": source, "run_dir": str(run_dir.resolve()), **(about or {})},
+        state={"source": source, "run_dir": str(run_dir.resolve()), **about},
     )
+
+
+def _own_metrics(algorithm: Algorithm) -> dict[str, Any]:
+    """What the user's own parts say of the metrics that they report, for pages that cannot import them."""
+    parts = algorithm.parts if isinstance(algorithm, FeatureSettings) else ()
+    own = [metric._asdict() for part in parts for metric in part.metrics]
+    return {"own_metrics": own} if own else {}
 
 
 def _known_id(run_dir: Path) -> str | None:

@@ -45,6 +45,8 @@ class LLM(Resource):
         The gateway records the name with each call, and `train_agents` selects by it. Only the gateway's URLs may be
         extended like this, so do it inside the rollout.
         """
+        if not name:
+            raise ConfigError("for_agent('') names no agent: give the name that train_agents chooses by.")
         base = re.sub(r"/v1/?$", "", self.endpoint.rstrip("/"))
         return self.model_copy(update={"endpoint": f"{base}/agent/{quote(name, safe='')}/v1"})
 

@@ -176,7 +176,8 @@ class Plain(Recorded):
     reward_weights: Any = field(default_factory=lambda: dict(WEIGHTS))
 
 
-async def test_a_part_that_nobody_gives_is_said_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("advantage", ["gdpo", "grpo"])
+async def test_a_part_that_nobody_gives_is_said_once(tmp_path: Path, advantage: str) -> None:
     console = Listening()
-    await run(tmp_path, Plain(steps=3), range(9), console=console)
+    await run(tmp_path, Plain(steps=3, advantage=advantage), range(9), console=console)
     assert len([w for w in console.warnings if "'right' of reward_weights" in w]) == 1

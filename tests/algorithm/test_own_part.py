@@ -15,6 +15,9 @@ from agentlightning.algorithm.features import PARTS
 from agentlightning.algorithm.update import Updater
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import Reporter, read_metrics
+from agentlightning.metrics.catalogue import TOKENS, Metric
+from agentlightning.reading import read_object
+from agentlightning.trainer.live import RUN_FILE, describe
 
 from .fakes import CountingLearner
 from .test_credit import episode
@@ -58,6 +61,15 @@ async def test_a_part_of_ones_own_learns_and_is_resumed(brevity: Any, tmp_path: 
     resumed = brevity(weight=0.5, keep=1.0)
     await run(tmp_path, Recorded(steps=2, parts=[resumed], save_every=1), range(9), resume=last)
     assert read_metrics(tmp_path / "m.jsonl")[-1]["mean_tokens"] == kept, "keep=1 leaves what was loaded"
+
+
+def test_a_run_keeps_what_it_says_of_its_metrics(brevity: Any, tmp_path: Path) -> None:
+    metric = Metric("mean_tokens", "Tokens of a rollout", TOKENS, "tokens", "How long rollouts are.")
+    described = type("Described", (brevity,), {"metrics": (metric,)})
+    agent = agl.rollout(lambda task, llm: 0.0)
+    run = describe(tmp_path, agl.GRPO(model="calc", parts=[described()]), agent)
+    assert run.state["own_metrics"] == read_object(tmp_path / RUN_FILE)["own_metrics"] == [metric._asdict()]
+    assert "own_metrics" not in describe(tmp_path, agl.GRPO(model="calc", parts=[brevity()]), agent).state
 
 
 async def test_what_it_pays_is_learned(brevity: Any) -> None:

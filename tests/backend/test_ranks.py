@@ -6,15 +6,17 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 import pytest
 
 from agentlightning.backend.base import ModelSpec
-from agentlightning.backend.embedded.backend import settings_of
+from agentlightning.backend.embedded.backend import EmbeddedBackend, check_cores, settings_of
 from agentlightning.backend.embedded.client import ModelProcess
 from agentlightning.backend.embedded.protocol import ProcessSettings
+from agentlightning.backend.vllm.backend import VLLMBackend
 from agentlightning.errors import BackendDied, ConfigError
 from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch
 from agentlightning.learner.packing import CreditedCall, pack
@@ -81,6 +83,14 @@ def test_a_rank_that_is_killed_is_named(group_of_conversations: list[CreditedCal
     words = asyncio.run(run())
     assert f"Learner rank 1 (process {words.split(':')[0]}) ended by signal SIGKILL" in words
     assert "last checkpoint" in words
+
+
+@pytest.mark.parametrize("backend", [EmbeddedBackend, VLLMBackend])
+def test_more_ranks_than_a_machine_can_run_are_refused(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    with pytest.raises(ConfigError, match="ranks=64 processes would share the 2 cores"):
+        backend(ModelSpec(model="calc", ranks=64))
+    check_cores(8)  # as many GPUs as a machine has, whatever its cores
 
 
 def test_what_cannot_be_spread_is_refused() -> None:

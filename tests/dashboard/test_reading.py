@@ -14,6 +14,7 @@ import pytest
 from agentlightning.dashboard import served_with_dashboard
 from agentlightning.dashboard.diagnoses import Diagnoses
 from agentlightning.dashboard.runs import neighbours
+from agentlightning.metrics.catalogue import TOKENS, Metric
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
 from agentlightning.types import LLM, Run, RunEvent, RunStatus
 from agentlightning.types.names import CALL_ID
@@ -230,9 +231,23 @@ async def test_a_run_is_diagnosed_again_when_something_changed(
 async def test_runs_in_folders_beside_can_be_compared(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "other"
     folder.mkdir(parents=True)
-    known = {"run_id": "other", "algorithm": "RLOO", "settings": {"steps": 3}, "start_time": 2.0}
+    own = Metric("mean_tokens", "Tokens of a rollout", TOKENS, "tokens", "How long rollouts are.")
+    described = [
+        own._asdict(),
+        own._replace(name="reward")._asdict(),
+        {"name": "mine"},
+        own._asdict() | {"kind": "x"},
+        3,
+    ]
+    known = {
+        "run_id": "other",
+        "algorithm": "RLOO",
+        "settings": {"steps": 3},
+        "start_time": 2.0,
+        "own_metrics": described,
+    }
     (folder / "run.json").write_text(json.dumps(known))
-    (folder / "metrics.jsonl").write_text('{"step": 1, "reward": 0.75, "time": 5.0}\n')
+    (folder / "metrics.jsonl").write_text('{"step": 1, "reward": 0.75, "time": 5.0, "mean_tokens": 3, "mine": 1}\n')
     (tmp_path / "runs" / "broken").mkdir()
     (tmp_path / "runs" / "broken" / "run.json").write_text("[")
     found = neighbours(tmp_path / "runs")
@@ -247,7 +262,10 @@ async def test_runs_in_folders_beside_can_be_compared(tmp_path: Path) -> None:
         assert (run["name"], run["standing"]["word"]) == ("other", "ended")
         assert (run["start_time"], run["end_time"]) == (2.0, 5.0), "and not when its files were copied"
         assert '"steps":3' in (await send(session, "GET", "runs/other"))[2]
-        assert '"reward":0.75' in (await send(session, "GET", "runs/other/steps"))[2]
+        steps = json.loads((await send(session, "GET", "runs/other/steps"))[2])
+        assert steps["steps"][0]["reward"] == 0.75
+        titles = {name: metric["title"] for name, metric in steps["metrics"].items() if name != "time"}
+        assert titles == {"step": "Step", "reward": "Reward", "mean_tokens": "Tokens of a rollout", "mine": "Mine"}
     await server.stop()
     await store.close()
 

@@ -143,7 +143,7 @@ def test_a_script_that_is_not_there(
         ["python", "-m", "package.py"],
         ["python", "-c", "import x"],
         ["python", "/image/agent.py"],
-        ["my-tool", "nope.py"],
+        ["true", "nope.py"],
         ["python", "{task.file}.py"],
         ["bash", "-c", "python nope.py"],
     ],

@@ -168,7 +168,11 @@ class TaskHistory:
         weights_T = np.asarray(self._weigh(self.records), dtype=np.float64)
         if weights_T.shape != (self._tasks,) or not np.isfinite(weights_T).all() or (weights_T < 0).any():
             name = getattr(self._weigh, "__qualname__", repr(self._weigh))
-            raise ConfigError(f"The curriculum {name} must give a finite weight of at least 0 for each task.")
+            gave = f"it gave shape {weights_T.shape}" if weights_T.shape != (self._tasks,) else "it gave others"
+            raise ConfigError(
+                f"The curriculum {name} must give a finite weight of at least 0 for each of {self._tasks} tasks; "
+                f"{gave}."
+            )
         if not weights_T.any():
             raise ConfigError("The curriculum gives no task a weight above 0, so there is nothing to sample.")
         left_T = np.where(np.isin(self._first_T, besides), 0.0, weights_T)

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Decoupled(Part):
-    """Present where each part of a reward is compared by itself."""
+    """Present where parts of a reward have weights."""
 
     names: Sequence[str]
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Self | None:
-        return cls(names=tuple(settings.reward_weights)) if settings.estimator.decoupled else None
+        return cls(names=tuple(settings.reward_weights)) if settings.reward_weights else None
 
     @classmethod
     def check(cls, settings: TrainingSettings) -> None:
@@ -61,6 +61,6 @@ class _Naming(RunHooks):
         found = {name for e in sampled.episodes for r in e.rewards for name in r.parts}
         missing = [name for name in self._names if name not in found]
         if missing and any(e.rewards for e in sampled.episodes) and not self._done:
-            self._reporter.warn(absent_part(missing[0], " of reward_weights, so it teaches nothing", found))
+            self._reporter.warn(absent_part(missing[0], " of reward_weights, so that its weight has no effect", found))
             self._done = True
         return {}

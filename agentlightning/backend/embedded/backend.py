@@ -9,6 +9,7 @@ one interpreter, so it is slower, and a crash of the model takes everything with
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 from collections.abc import Awaitable, Callable
@@ -35,6 +36,7 @@ class EmbeddedBackend:
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
+        check_cores(spec.ranks)
         self.process = ModelProcess(settings_of(spec), spawn=self.spawn)
 
     async def start(self) -> None:
@@ -90,6 +92,15 @@ class EmbeddedBackend:
         root = PurePath(uri)
         folder = {alias: alias if several else "" for alias in self._spec.trained}
         return [(alias, str(root / "model" / f), str(root / "optimizer" / f)) for alias, f in folder.items()]
+
+
+def check_cores(ranks: int) -> None:
+    """Raises ConfigError for more ranks of the learner than one machine can run."""
+    if ranks > max(8, 4 * (cores := os.cpu_count() or 1)):
+        raise ConfigError(
+            f"ranks={ranks} processes would share the {cores} cores of this machine, and a step would take hours. Set "
+            f"at most one for each core or GPU; backend='ray' spreads them over machines."
+        )
 
 
 def settings_of(spec: ModelSpec) -> ProcessSettings:

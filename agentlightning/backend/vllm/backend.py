@@ -11,7 +11,7 @@ from typing import NoReturn
 import msgspec
 
 from agentlightning.backend.base import BackendStats, ModelSpec
-from agentlightning.backend.embedded.backend import EmbeddedBackend, settings_of
+from agentlightning.backend.embedded.backend import EmbeddedBackend, check_cores, settings_of
 from agentlightning.backend.embedded.client import ModelProcess
 from agentlightning.backend.fleet import first_end
 from agentlightning.backend.vllm.broadcast import Broadcast
@@ -47,6 +47,7 @@ class VLLMBackend(EmbeddedBackend):
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
         self._options = parse_options(spec.backend_options)
+        check_cores(spec.ranks)
         self._learner_settings = msgspec.structs.replace(settings_of(spec), max_context=MIN_CONTEXT, max_concurrency=1)
         self._make_process()
         self._stack = AsyncExitStack()

@@ -155,6 +155,10 @@ async def test_they_are_chosen_from_runs_without_a_critic(tmp_path: Path, algori
 
 
 def test_a_text_to_write_needs_a_critic(tmp_path: Path) -> None:
+    @agl.rollout
+    def asks(task: Any, text: agl.PromptTemplate) -> float:
+        return 1.0
+
     trainer = agl.Trainer(
         algorithm=agl.APO(),
         models={"llm": agl.Provider(base_url="http://127.0.0.1:9/v1")},
@@ -163,4 +167,4 @@ def test_a_text_to_write_needs_a_critic(tmp_path: Path) -> None:
         run_dir=tmp_path / "run",
     )
     with pytest.raises(agl.ConfigError, match="needs a critic to write text"):
-        trainer.fit(adder, [{"a": 1, "b": 2}] * 4, [{"a": 1, "b": 2}] * 4)
+        trainer.fit(asks, [{"a": 1, "b": 2}] * 4, [{"a": 1, "b": 2}] * 4)

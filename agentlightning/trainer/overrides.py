@@ -1,0 +1,43 @@
+"""The methods of a hook or a sink of the user's, before anything calls them: a slip in a name is silent else."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from agentlightning.errors import ConfigError
+
+_A_SLIP = 0.8
+"""How much of two names must be the same, for one to be a slip of the other."""
+
+
+def check_methods(given: object, base: type) -> None:
+    """Raises ConfigError for a method of the user's that nothing calls, or that cannot be called as the base's is."""
+    kind = type(given)
+    theirs = {name: each for name, each in inspect.getmembers(base, inspect.isfunction) if name[0] != "_"}
+    below = [each for each in kind.__mro__ if each not in base.__mro__]
+    own = {n: m for each in reversed(below) for n, m in vars(each).items() if inspect.isfunction(m) and n[0] != "_"}
+    for name, method in own.items():
+        where = f"The method {name} of {kind.__name__}"
+        if name not in theirs:
+            meant = difflib.get_close_matches(name, theirs.keys() - own.keys(), n=1, cutoff=_A_SLIP)
+            if meant or name.startswith("on_"):
+                is_it = f"Did you mean {meant[0]}?" if meant else f"A {base.__name__} has {', '.join(theirs)}."
+                raise ConfigError(f"{where} is called by nothing. {is_it}")
+        elif inspect.iscoroutinefunction(theirs[name]) and not inspect.iscoroutinefunction(method):
+            raise ConfigError(f"{where} is awaited: write async def {name}.")
+        elif inspect.iscoroutinefunction(method) and not inspect.iscoroutinefunction(theirs[name]):
+            raise ConfigError(f"{where} is not awaited: write def {name}, without async.")
+        elif missing := _not_taken(method, theirs[name]):
+            raise ConfigError(f"{where} is called with {missing}, too, which it does not take: add **others to it.")
+
+
+def _not_taken(method: Callable[..., Any], theirs: Callable[..., Any]) -> str:
+    """The arguments by name with which the base's method is called and that this one has no place for."""
+    takes = inspect.signature(method).parameters.values()
+    if any(one.kind is one.VAR_KEYWORD for one in takes):
+        return ""
+    called = [one.name for one in inspect.signature(theirs).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    return ", ".join(name for name in called if name not in {one.name for one in takes})
