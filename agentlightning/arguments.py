@@ -307,8 +307,10 @@ def _explain(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     if len(args) > len(by_position):
         if not by_position:
             refuse_unknown(what, args, (), [p.name for p in parameters], None)
-        takes = f"{len(by_position)} arguments without a name ({', '.join(by_position)})"
-        raise ConfigError(f"{what} was given {len(args)} arguments without a name, and takes {takes}.")
+        takes = f"{len(by_position)} argument{'s' * (len(by_position) != 1)} without a name ({', '.join(by_position)})"
+        raise ConfigError(
+            f"{what} was given {len(args)} argument{'s' * (len(args) != 1)} without a name, and takes {takes}."
+        )
     refuse_missing(what, {*kwargs, *by_position[: len(args)]}, parameters, {})
 
 

@@ -19,6 +19,7 @@ from agentlightning.errors import ConfigError, kind_of
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.runner.frameworks import caches_on
 from agentlightning.types import Dataset, EnqueueRolloutRequest, Outcome, RolloutConfig, RolloutMode, RolloutStatus
+from agentlightning.types.finding import counted
 
 SHOWN_FAILURES = 3
 
@@ -125,10 +126,13 @@ def summary(episodes: Sequence[Episode], *, counts: bool = True) -> str:
     """One line: how many, what they earned, what they used (where our own engine counts it), and how they ended."""
     reward = mean_reward(episodes)
     calls = [call for e in episodes for call in e.calls]
-    used = [f"{len(calls)} model calls", f"{sum(len(call.response_ids) for call in calls)} sampled tokens"]
+    used = [
+        counted(len(calls), "model call"),
+        counted(sum(len(call.response_ids) for call in calls), "sampled token"),
+    ]
     return ", ".join(
         [
-            f"{len(episodes)} rollouts",
+            counted(len(episodes), "rollout"),
             "no reward" if reward is None else f"mean reward {reward:.3f}",
             *(used if counts else ()),
             *(f"{count} {outcome}" for outcome, count in Counter(e.outcome.value for e in episodes).items()),

@@ -31,6 +31,7 @@ from agentlightning.arguments import GivenByName
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import LitAgent
 from agentlightning.types import Dataset, PromptTemplate
+from agentlightning.types.finding import counted
 
 JOURNAL_FILE = "joint.jsonl"
 
@@ -161,18 +162,22 @@ class _Joint:
     async def to_the_end(self) -> None:
         """Raises Stopped when the user wants to stop."""
         s, reporter = self.settings, self._context.reporter
-        reporter.note(f"Joint improves {' and '.join(s.arms)} within {s.budget_rollouts} rollouts.")
+        reporter.note(f"Joint improves {' and '.join(s.arms)} within {counted(s.budget_rollouts, 'rollout')}.")
         await self._begin()
         while (chosen := self._next()) is not None:
             arm, why = chosen
             number = len(self.rounds) + 1
-            reporter.note(f"Round {number}: {arm}, because {why}. {self.spent} of {s.budget_rollouts} rollouts spent.")
+            reporter.note(
+                f"Round {number}: {arm}, because {why}. {self.spent} of {counted(s.budget_rollouts, 'rollout')} spent."
+            )
             before = self.spent
             gain = await (self._train_weights() if arm == "weights" else self._tune_prompts(number))
             self.rounds.append(Round(arm=arm, rollouts=self.spent - before, gain=gain))
             self._write(number)
             reporter.note(f"Round {number}: {gain:+.3f}, validation reward now {self._val_reward:.3f}.")
-        reporter.note(f"Spent: {self.spent} of {s.budget_rollouts} rollouts in {len(self.rounds)} rounds.")
+        reporter.note(
+            f"Spent: {self.spent} of {counted(s.budget_rollouts, 'rollout')} in {counted(len(self.rounds), 'round')}."
+        )
 
     # ---- which round comes next, and what is known of those before -------------------------------------------------
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from agentlightning.algorithm.episode import Episode
 from agentlightning.errors import kind_of
 from agentlightning.types import Call, Outcome
-from agentlightning.types.finding import Finding, problem, share, warning
+from agentlightning.types.finding import Finding, counted, problem, share, warning
 from agentlightning.types.names import NO_SUCH_PATH
 
 EXAMPLES = 3
@@ -130,7 +130,8 @@ def nothing_trained(episodes: Sequence[Episode], selected_by: Mapping[str, str])
     if not selected_by or not any(len(c.response_ids) for c in calls):
         return problem(
             "nothing_trained",
-            f"{len(calls)} calls were recorded, and none of them holds sampled tokens of the policy in training.",
+            f"{counted(len(calls), 'call was', 'calls were')} recorded, without sampled tokens of the policy in "
+            "training.",
             "Ask for model=llm.model; look at train_agents and train_prompts, which choose what is trained.",
             policies=sorted({c.info.policy for c in calls}),
         )
@@ -155,7 +156,8 @@ def asks_for_nothing(calls: Sequence[Call]) -> Finding | None:
         return None
     return problem(
         "nothing_trained",
-        f"{len(calls)} calls ask for max_tokens=0, so the model writes nothing, and nothing can be learned.",
+        f"{counted(len(calls), 'call asks', 'calls ask')} for max_tokens=0, so the model writes nothing, and "
+        "nothing can be learned.",
         "Leave max_tokens out of the agent's request, or give the most tokens that an answer may have.",
     )
 

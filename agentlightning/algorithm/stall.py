@@ -20,6 +20,7 @@ from agentlightning.arguments import SettingsGroup
 from agentlightning.errors import AgentError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import FINISHED_ROLLOUT, AttemptedRollout, Rollout, RolloutStatus, Span
+from agentlightning.types.finding import counted
 from agentlightning.types.names import ANNOTATION, CALL_ID, REWARD
 
 LOOKS = 6
@@ -97,7 +98,10 @@ async def watch_for_stalls(
 
 def describe(found: Sequence[Stuck], rule: StallRule, what: str) -> str:
     """The stuck rollouts in words, what becomes of them, and what to look at."""
-    lines = [f"{what}: nothing has happened for {rule.seconds:g} s. {len(found)} rollouts are open:"]
+    lines = [
+        f"{what}: nothing has happened for {rule.seconds:g} s. "
+        f"{counted(len(found), 'rollout is', 'rollouts are')} open:"
+    ]
     lines += [f"  {one}" for one in found[:NAMED]]
     if len(found) > NAMED:
         lines.append(f"  and {len(found) - NAMED} more")

@@ -28,6 +28,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.types import FINISHED_ROLLOUT, RolloutMode
 from agentlightning.types.arrays import np
 from agentlightning.types.call import Float32Array
+from agentlightning.types.finding import counted
 from agentlightning.types.recording import FORK_OF
 
 if TYPE_CHECKING:
@@ -142,7 +143,8 @@ def _group_names(metrics: Mapping[str, Any]) -> list[str] | None:
     """Of the groups that the step learned from, the replayed ones last; None where they have no names."""
     if metrics.get("replayed") and "replayed_groups" not in metrics:
         raise ConfigError(
-            f"Step {metrics['step']} learned {metrics['replayed']} replayed rollouts again, and an older version of "
+            f"Step {metrics['step']} learned {counted(metrics['replayed'], 'replayed rollout')} again, and an "
+            "older version of "
             "this package, which recorded it, did not write down which: the step cannot be done again."
         )
     names = metrics.get("groups")

@@ -25,8 +25,8 @@ def main() -> None:
     from agentlightning.cli.app import app
     from agentlightning.cli.environment import misspelt
     from agentlightning.cli.interrupt import INTERRUPTED, was_interrupted
-    from agentlightning.cli.left_running import say_who_is_left
     from agentlightning.console import Console, TerminalLog, never_fail_to_print, safe
+    from agentlightning.trainer.left_running import say_who_is_left
 
     never_fail_to_print()
     logging.basicConfig(level=logging.WARNING, handlers=[TerminalLog()])

@@ -17,6 +17,7 @@ from agentlightning.console import terminal
 from agentlightning.environments import SCHEMES, Environment, Probe
 from agentlightning.environments.base import environment_class
 from agentlightning.trainer.sync import run_sync
+from agentlightning.types.finding import counted
 
 
 def list_environments(options: EnvironmentListOptions) -> None:
@@ -53,7 +54,10 @@ def check_environment(options: EnvironmentCheckOptions) -> bool:
         more = f" (and {len(tasks_of) - 1} more)" if len(tasks_of) > 1 else ""
         terminal().print(Text(f"{tasks_of[0]}{more}, {by}: {why}"))
     looked, good = min(len(tasks), options.limit), len(probes) - len(bad)
-    terminal().print(f"{looked} of {len(tasks)} tasks were tried: {good} of {len(probes)} trials are as expected.")
+    terminal().print(
+        f"{looked} of {counted(len(tasks), 'task was', 'tasks were')} tried: {good} of "
+        f"{counted(len(probes), 'trial is', 'trials are')} as expected."
+    )
     return bool(bad)
 
 

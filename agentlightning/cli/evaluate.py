@@ -44,6 +44,7 @@ from agentlightning.trainer.folder import STORE_FILE
 from agentlightning.trainer.sync import run_sync
 from agentlightning.trainer.tasks import load_tasks
 from agentlightning.types import Outcome, RolloutMode
+from agentlightning.types.finding import counted
 
 terminal = Terminal(highlight=False, soft_wrap=True)
 stderr_terminal = Terminal(highlight=False, soft_wrap=True, stderr=True)
@@ -100,10 +101,10 @@ class MeasuredModel:
 
 
 _MARKS = {
-    "truncated": "rollouts were ended by max_context, max_calls or max_tokens, and count with what they had earned",
-    "cut_off": "answers were cut off at the max_tokens of their request",
-    "uncalled": "rollouts ended without a call of the model, so what they earned says nothing of it. Give the agent's "
-    "client llm.endpoint, llm.api_key and llm.model",
+    "truncated": "{rollout} ended by max_context, max_calls or max_tokens: what was earned by then counts",
+    "cut_off": "{answer} cut off at max_tokens of the request",
+    "uncalled": "{rollout} without a call of the model, so what was earned says nothing of it. Give the agent's client "
+    "llm.endpoint, llm.api_key and llm.model",
 }
 _NOTHING = "Nothing was measured of the models: every rollout failed, or ended without a call."
 
@@ -190,11 +191,15 @@ def _print_tables(
 def _warn(label: str, measured: MeasuredModel) -> None:
     """Say which rollouts failed, and why the first did, and which were cut."""
     if measured.failed:
-        stderr_terminal.print(f"[yellow]{label}: {measured.failed} rollouts failed and count as reward 0[/yellow]")
+        stderr_terminal.print(f"[yellow]{label}: {counted(measured.failed, 'failed rollout')}, with reward 0[/yellow]")
         stderr_terminal.print(Text(safe(f"The first: {measured.error}"), "yellow"))
     for mark, words in _MARKS.items():
         if count := getattr(measured, mark):
-            stderr_terminal.print(f"[yellow]{label}: {count} {words}[/yellow]")
+            stderr_terminal.print(f"[yellow]{label}: {_filled(words, count)}[/yellow]")
+
+
+def _filled(words: str, count: int) -> str:
+    return words.format(rollout=counted(count, "rollout"), answer=counted(count, "answer"))
 
 
 def _sentence(name: str, label: str, low: float, high: float, tasks: int) -> str:
@@ -204,7 +209,8 @@ def _sentence(name: str, label: str, low: float, high: float, tasks: int) -> str
         return f"The {which.format('better')} base in {name}: the whole interval is above 0."
     if high < 0:
         return f"The {which.format('worse')} base in {name}: the whole interval is below 0."
-    return f"No difference in {name} is shown: 0 is in the interval. More than {tasks} tasks, or --repeats, narrow it."
+    more = counted(tasks, "task")
+    return f"No difference in {name} is shown: 0 is in the interval. More than {more}, or --repeats, narrow it."
 
 
 def _numbers(
@@ -293,7 +299,7 @@ def _agent_and_tasks(
         held_out = run_sync(_validation_tasks(latest_checkpoint(checkpoint).parent.parent)) if run else []
         if not held_out:
             raise ConfigError("There are no validation tasks of a run: give tasks with --tasks FILE.")
-        stderr_terminal.print(f"On the {len(held_out)} validation tasks of the run.")
+        stderr_terminal.print(f"On the {counted(len(held_out), 'validation task')} of the run.")
     return (find_agent(agent) if agent is not None else agent_of_run(run)), held_out
 
 

@@ -21,6 +21,7 @@ from agentlightning.files import atomic_directory
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import RolloutMode, Span
+from agentlightning.types.finding import counted
 from agentlightning.types.names import CALL_ID
 
 
@@ -63,7 +64,8 @@ def export_conversations(run: Path, to: Path, form: str, good: Good, agent: str 
     of_rewards = ", ".join(f"{n} × {reward:g}" for reward, n in sorted(rewards.items(), reverse=True)[:5]) or "none"
     written = sum(len(examples) for _, examples in conversations)
     terminal().print(
-        f"{to}: {written} conversations of {len(conversations)} rollouts in the form '{form}'. Rewards: {of_rewards}"
+        f"{to}: {counted(written, 'conversation')} of {counted(len(conversations), 'rollout')} in the form "
+        f"'{form}'. Rewards: {of_rewards}"
     )
     return written
 
@@ -144,7 +146,7 @@ async def _read(run: Path, form: str, good: Good, agent: str | None = None) -> l
             conversations.append((episode, fine_tuning_examples(spans, form, agent_match=agent)))
     if not any(examples for _, examples in conversations):
         raise ConfigError(
-            f"The {len(episodes)} rollouts that were chosen hold no whole conversation{_hint(good, agent)}."
+            f"Of {counted(len(episodes), 'chosen rollout')} none holds a whole conversation{_hint(good, agent)}."
         )
     return conversations
 

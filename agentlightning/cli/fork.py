@@ -32,6 +32,7 @@ from agentlightning.metrics import SilentConsole
 from agentlightning.trainer import Trainer
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import Call, RecordedAttempt, RolloutMode, recorded_tools, recording_of
+from agentlightning.types.finding import counted
 from agentlightning.types.recording import EditRole, tool_call_ids_of
 
 
@@ -117,7 +118,7 @@ def _print(rows: Sequence[dict[str, Any]], original: _Original, edits: Mapping[E
 
 
 def _calls(count: int) -> str:
-    return f"{count} call{'s' * (count != 1)}"
+    return counted(count, "call")
 
 
 def _edited(rows: Sequence[dict[str, Any]], edits: Mapping[EditRole, str]) -> str:
@@ -125,7 +126,9 @@ def _edited(rows: Sequence[dict[str, Any]], edits: Mapping[EditRole, str]) -> st
     what = " and ".join(f"the {EDITABLE[role]}" for role in edits)
     forks, calls = sum(row["edited"] > 0 for row in rows), sum(row["edited"] for row in rows)
     if forks:
-        return f"Edited from the first call after the record on: {what}, in {_calls(calls)} of {forks} forks."
+        return (
+            f"Edited from the first call after the record on: {what}, in {_calls(calls)} of {counted(forks, 'fork')}."
+        )
     error = next((row["error"] for row in rows if row["error"]), None)
     why = (
         f"a fork failed with {safe(error)}"

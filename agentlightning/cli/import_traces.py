@@ -21,6 +21,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_write, meant_by, reason_of_file
 from agentlightning.metrics.sink import RUN_FILE
 from agentlightning.reading import parsed_json, read_text
+from agentlightning.types.finding import counted
 
 _BYTES = 2**32
 """Of a file of traces."""
@@ -75,7 +76,7 @@ def _first(value: Any) -> Mapping[str, Any]:
 def _nothing(counts: Mapping[str, Any], wanted: Sequence[str]) -> str:
     """Why there is no conversation."""
     if counts["below_min_score"]:
-        return f"None of {counts['below_min_score']} conversations has these scores: {', '.join(wanted)}."
+        return f"None of {counted(counts['below_min_score'], 'conversation')} has these scores: {', '.join(wanted)}."
     seen = {
         "model calls without text": counts["calls_without_text"],
         "other records": counts["other_records"],
@@ -91,19 +92,24 @@ def _nothing(counts: Mapping[str, Any], wanted: Sequence[str]) -> str:
 
 def _print(to: Path, counts: Mapping[str, Any], examples: Sequence[Any]) -> None:
     """Say what was written, what was left out, and which scores there are."""
-    terminal().print(f"{to}: {counts['conversations']} conversations.")
+    terminal().print(f"{to}: {counted(counts['conversations'], 'conversation')}.")
     if counts["calls_without_text"]:
-        terminal().print(f"{counts['calls_without_text']} model calls are left out. {_NO_TEXT}")
+        terminal().print(
+            f"{counted(counts['calls_without_text'], 'model call is', 'model calls are')} left out. {_NO_TEXT}"
+        )
     if counts["left_out"]:
         terminal().print(
-            f"{counts['left_out']} conversations are left out: they have no answer, or a tool's result without its "
+            f"{counted(counts['left_out'], 'conversation is', 'conversations are')} left out: no answer, or a "
+            "tool's result without its "
             "call."
         )
     if names := Counter(name for example in examples for name in example.get(SCORES, {})):
         shown = ", ".join(f"{name} ({count})" for name, count in sorted(names.items()))
         terminal().print(Text(f"Scores of conversations: {shown}."))
     if counts["below_min_score"]:
-        terminal().print(f"{counts['below_min_score']} conversations are left out by --min-score.")
+        terminal().print(
+            f"{counted(counts['below_min_score'], 'conversation is', 'conversations are')} left out by --min-score."
+        )
     if counts["scores_left_out"]:
         terminal().print(
             f"{counts['scores_left_out']} scores are of no model call in these files, or corrections. Langfuse's API "

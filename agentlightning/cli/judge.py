@@ -37,6 +37,7 @@ from agentlightning.doctor.judge import (
 from agentlightning.errors import ConfigError, JudgeError
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import Rollout
+from agentlightning.types.finding import counted
 from agentlightning.types.reward import weights_in
 
 REWARD = "reward"
@@ -123,7 +124,8 @@ async def _write_template(opened: OpenedRun, stored: Mapping[str, Sequence[Rollo
         raise ConfigError(f"'{to}' is there already; write the labels to a new file.") from None
     rollouts = sum(len(group.records) for group in groups)
     words = (
-        f"{to}: {rollouts} rollouts of {len(groups)} groups. Put a number, true or false in place of each null, leave "
+        f"{to}: {counted(rollouts, 'rollout')} of {counted(len(groups), 'group')}. Put a number, true or false "
+        "in place of each null, leave "
         f"out what you like, and say --labels {quote(str(to))}"
     )
     terminal().print(Text(safe(words)))
@@ -172,14 +174,17 @@ def _print(found: MeasuredJudge, known: Mapping[str, Any], part: GroupJudge, fai
     print_ = terminal().print
     labels = "no labels" if known["labels"] is None else f"labels: {known['labels']}"
     print_(
-        Text(f"{one_line(part.model)} on {found.groups} of {known['run_groups']} groups; {one_line(labels)}", "bold")
+        Text(
+            f"{one_line(part.model)} on {found.groups} of {counted(known['run_groups'], 'group')}; {one_line(labels)}",
+            "bold",
+        )
     )
     print_(fitting_table([_cells(name, getattr(found, name)) for name in _WORDS], terminal()))
     if found.masked:
         print_(Text(f"{found.masked} groups agree by less than min_agreement={part.min_agreement:g}: they would train "
                     "nothing, and agreement and κ leave them out."))  # fmt: skip
     if failed:
-        print_(Text(f"{len(failed)} groups without an answer: {one_line(failed[0])}", "yellow"))
+        print_(Text(f"{counted(len(failed), 'group')} without an answer: {one_line(failed[0])}", "yellow"))
     cost = "" if known["cost"] is None else f", cost {known['cost']:.4f}"
     print_(Text(f"{known['tokens']:,} tokens{cost}. Intervals of {LEVEL:.0%}; each group counts the same.", "dim"))
 

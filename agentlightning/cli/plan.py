@@ -13,6 +13,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.models.hardware import Hardware, devices
 from agentlightning.models.plan import VLLM_ALONE, Change, Layout, PlannedJob, best, changes, context_bytes, gib
 from agentlightning.models.shape import BYTES_OF, count_of, is_size, known_shape
+from agentlightning.types.finding import counted
 
 DEFAULT_CONTEXT = 4096
 
@@ -122,7 +123,8 @@ def _show(model: str, job: PlannedJob, layout: Layout, count: int, ways: list[Ch
     name = f"{count} × {layout.device.name}" if count > 1 else layout.device.name
     out.print(
         f"{one_line(model)}: {count_of(shape.parameters)} parameters, {trained} in {job.dtype}, on {name}.\n"
-        f"A step: {job.tasks_per_step} tasks × {job.group_size} rollouts, contexts of {job.context} tokens of which "
+        f"A step: {counted(job.tasks_per_step, 'task')} × {counted(job.group_size, 'rollout')}, contexts of "
+        f"{job.context} tokens of which "
         f"{job.response} are sampled; {job.tree_tokens:,} tokens are learned, {job.pass_tokens:,} in a pass.\n"
         f"One context takes {context_bytes(job) / 2**20:,.0f} MiB of keys and values.\n",
         markup=False, soft_wrap=True,

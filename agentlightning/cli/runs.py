@@ -29,6 +29,7 @@ from agentlightning.metrics.svg import points_of
 from agentlightning.trainer.folder import METRICS_FILE
 from agentlightning.trainer.live import RUN_FILE, connect
 from agentlightning.trainer.sync import run_sync
+from agentlightning.types.finding import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +183,7 @@ def _ago(then: float) -> str:
     for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172800, "h", 3600)):
         if seconds < limit:
             return f"{seconds / size:.0f} {unit} ago"
-    return f"{seconds / 86400:.0f} days ago"
+    return f"{counted(round(seconds / 86400), 'day')} ago"
 
 
 # ---- two of them -----------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from agentlightning.gateway.replay import EDITED
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import Call, Outcome, RolloutStatus, Span
 from agentlightning.types.call import left_out_of, spent_of
+from agentlightning.types.finding import counted
 from agentlightning.types.names import OPERATION_NAME, REPLAYED_FROM
 
 
@@ -103,7 +104,7 @@ async def _show(wanted: ShowOptions) -> None:
     width = (terminal().width - 2) // 2 if side_by_side else min(terminal().width, 100)
     if wanted.log and not any(str(log(own)) for own in spans):
         terminal().print(
-            f"No message in these {len(episodes)} rollouts: --log shows what an agent says with emit_message. "
+            f"No message in {counted(len(episodes), 'rollout')}: --log shows what an agent says with emit_message. "
             "Without --log the calls of the model are shown."
         )
         return

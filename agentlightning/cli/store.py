@@ -35,6 +35,7 @@ from agentlightning.store.transfer.records import Record, from_line, to_line
 from agentlightning.trainer.folder import RUN_FILE, STORE_FILE
 from agentlightning.trainer.live import announced, connect, served_file
 from agentlightning.trainer.sync import run_sync
+from agentlightning.types.finding import counted
 from agentlightning.types.status import FINISHED_ROLLOUT
 
 console = Console(highlight=False, soft_wrap=True)
@@ -307,7 +308,7 @@ def prune(location: Location, older_than: str | None, keep: int | None) -> None:
         raise ConfigError("Say what to forget: --older-than 30d, or --keep 100000 for all but the last ones.")
     before = None if older_than is None else time.time() - seconds_of(older_than)
     deleted = run_sync(_prune(location, before, keep))
-    console.print(f"Deleted {deleted:,} finished rollouts with their attempts, spans and calls.")
+    console.print(f"Deleted {counted(deleted, 'finished rollout')} with all attempts, spans and calls.")
 
 
 async def _prune(location: Location, before: float | None, keep: int | None) -> int:
@@ -345,7 +346,7 @@ async def _export(location: Location, to: Path) -> None:
                 from agentlightning.store.transfer.parquet import write_folder
 
                 await write_folder(records, to)
-    console.print(f"Exported {count.done:,} finished rollouts to {to}")
+    console.print(f"Exported {counted(count.done, 'finished rollout')} to {to}")
 
 
 async def _write_lines(records: AsyncIterator[Record], to: Path) -> None:
@@ -369,7 +370,7 @@ async def _import(location: Location, source: Path) -> None:
     async with location.opened(create=True) as store:
         with Passing("read", None) as count:
             new = await store.import_records(count.counted(chain(first, records)))
-    console.print(f"Imported {new:,} rollouts into {location}; {count.done - new:,} were there already.")
+    console.print(f"Imported {counted(new, 'rollout')} into {location}; {count.done - new:,} were there already.")
 
 
 def _read(source: Path) -> Iterator[Record]:

@@ -14,6 +14,7 @@ from rich.text import Text
 from agentlightning.console import safe
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Rollout, RolloutMode, Span
+from agentlightning.types.finding import counted
 from agentlightning.types.names import MESSAGE_BODY
 from agentlightning.types.reward import find_final_reward
 
@@ -43,7 +44,7 @@ async def _spans(store: LightningStore, rollout: Rollout) -> Sequence[Span]:
 def _side_by_side(
     rollout: Rollout, spans: tuple[Sequence[Span], ...], rewards: tuple[float, ...], last_step: int
 ) -> RenderableType:
-    titles = ("before training", f"after {last_step} steps")
+    titles = ("before training", f"after {counted(last_step, 'step')}")
     panels = [
         Panel(
             log(s) or transcript(s),

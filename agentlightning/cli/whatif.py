@@ -33,6 +33,7 @@ from agentlightning.cli.opened import OpenedRun, described, opened_run
 from agentlightning.console import fitting_table, one_line, terminal
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.sync import run_sync
+from agentlightning.types.finding import counted
 
 if TYPE_CHECKING:
     from agentlightning.learner.torch_learner import TorchLearner
@@ -147,7 +148,13 @@ def _print(found: WhatIf, stored: StoredStep, weights: str, after: int, policy: 
     print_ = terminal().print
     tokens = sum(e.sampled_tokens for e in stored.episodes)
     updates = f", {found.updates} updates" if found.updates > 1 else ""
-    print_(Text(f"Step {stored.step}: {len(stored.episodes)} rollouts, {tokens:,} sampled tokens{updates}", "bold"))
+    print_(
+        Text(
+            f"Step {stored.step}: {counted(len(stored.episodes), 'rollout')}, "
+            f"{counted(tokens, 'sampled token')}{updates}",
+            "bold",
+        )
+    )
     print_(Text(f"weights: {one_line(weights)}, after step {after}", "dim"))
     print_(Text(_about_gap(found, stored, after, recorded), "dim"))
     print_(fitting_table([_cells(one) for one in found.compared], terminal()))

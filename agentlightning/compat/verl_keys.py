@@ -14,6 +14,7 @@ from typing import Any
 
 from agentlightning.compat.verl_trainer import OF_THE_TRAINER
 from agentlightning.errors import ConfigError
+from agentlightning.types.finding import counted
 
 DUAL_CLIP_BOUND = 3.0
 """VERL's default for clip_ratio_c, and the only bound that `dual_clip` has."""
@@ -395,7 +396,7 @@ def _place(
     if split > 1:
         ignored[several] = "the engine holds the whole model"
     if per_node > 1 and (found := gpus()) < per_node:
-        ignored[GPUS] = f"this machine has {found or 'no'} GPUs: the learner is one process"
+        ignored[GPUS] = f"this machine has {counted(found, 'GPU') if found else 'no GPUs'}: the learner is one process"
     elif per_node > 1:
         settings["ranks"] = per_node
     return []

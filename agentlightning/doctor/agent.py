@@ -17,7 +17,7 @@ from agentlightning.doctor.template import Template
 from agentlightning.doctor.why import diagnose
 from agentlightning.models.shape import BYTES_OF, ModelShape
 from agentlightning.runner.blocking import INSTEAD
-from agentlightning.types.finding import Diagnosis, Finding, note, problem, share, warning, worst_first
+from agentlightning.types.finding import Diagnosis, Finding, counted, note, problem, share, warning, worst_first
 
 SLOW_STEP = 1800.0
 """Projected seconds of a step's sampling that are worth a word."""
@@ -82,7 +82,10 @@ def _verdict(evidence: Evidence, findings: Sequence[Finding]) -> str:
     warnings = [f for f in findings if f.severity == "warning"]
     if warnings:
         return f"It can be trained, and would do better. {warnings[0].words} First thing to try: {warnings[0].fix}"
-    return f"The agent is ready: {len(evidence.episodes)} rollouts ran, with nothing to say against them."
+    return (
+        f"The agent is ready: {counted(len(evidence.episodes), 'rollout')} ran, with nothing to say against "
+        f"{'it' if len(evidence.episodes) == 1 else 'them'}."
+    )
 
 
 def costs(evidence: Evidence, plan: Plan) -> dict[str, Any]:
@@ -135,7 +138,8 @@ def _costly(measured: dict[str, Any], plan: Plan) -> Iterator[Finding]:
     if step > SLOW_STEP:
         yield warning(
             "slow_steps",
-            f"A step of {plan.rollouts_per_step} rollouts will take about {step / 60:.0f} minutes to sample.",
+            f"A step of {counted(plan.rollouts_per_step, 'rollout')} will take about {step / 60:.0f} minutes to "
+            "sample.",
             "Raise concurrency or n_runners if the agent mostly waits; else take smaller steps, or max_staleness=1.",
             seconds=step,
         )

@@ -17,7 +17,7 @@ from agentlightning.algorithm.episode import Episode
 from agentlightning.doctor.evidence import Evidence
 from agentlightning.types.arrays import Int32Array, np
 from agentlightning.types.call import Call
-from agentlightning.types.finding import Finding, warning
+from agentlightning.types.finding import Finding, counted, warning
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids → text."""
@@ -154,7 +154,7 @@ def break_findings(evidence: Evidence, decode: Decode | None = None) -> Iterator
         shown = f" First difference: {example.was[:40]!r} became {example.now[:40]!r}." if example.now else ""
         yield warning(
             f"prefix_break_{cause}",
-            f"{len(breaks)} calls did not continue the tokens before them ({_WORDS[cause]}), which costs "
+            f"{counted(len(breaks), 'call')} did not continue the tokens before ({_WORDS[cause]}), which costs "
             f"{lost / steps:,.0f} "
             f"tokens per step ({lost / total:.0%} of all prompts).{shown}",
             ADVICE[cause],

@@ -265,7 +265,8 @@ def _rewards(evidence: Evidence) -> Iterator[Finding]:
     if len(rated) >= 8 and evidence.is_flat([e for e in (*evidence.early, *rated) if e.reward is not None]):
         yield problem(
             "constant_reward",
-            f"Every one of {len(rated)} rollouts earned {rated[0].reward:g}: there is nothing to learn from.",
+            f"{'The only rollout' if len(rated) == 1 else f'Every one of {len(rated)} rollouts'} earned "
+            f"{rated[0].reward:g}: there is nothing to learn from.",
             _out_of_constant(rated[0].reward or 0.0, evidence),
             reward=rated[0].reward,
         )

@@ -25,6 +25,7 @@ from agentlightning.metrics.intervals import mean_interval
 from agentlightning.store.base import LightningStore
 from agentlightning.types import FINISHED_ROLLOUT, Outcome, Rollout
 from agentlightning.types.data import RolloutRecord
+from agentlightning.types.finding import counted
 from agentlightning.types.reward import find_reward_spans, get_rewards
 
 LEVEL = 0.95
@@ -128,8 +129,8 @@ def refuse_without_order(groups: Sequence[LabelledGroup], labels: str | None) ->
         raise ConfigError(f"No group has two rollouts with a label of '{labels}': there is nothing to compare.")
     if labels is not None and not any(_differ(a, b) for group in groups for a, b in combinations(group.labels, 2)):
         raise ConfigError(
-            f"Within each of {len(groups)} groups all labels of '{labels}' are equal, so they order nothing. Label "
-            "groups whose rollouts differ."
+            f"In each of {counted(len(groups), 'group')} all labels of '{labels}' are equal, so they order nothing. "
+            "Label groups whose rollouts differ."
         )
 
 

@@ -20,7 +20,7 @@ from agentlightning.doctor.template import Template, template_findings
 from agentlightning.errors import ConfigError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Outcome, Run
-from agentlightning.types.finding import Diagnosis, Finding, note, worst_first
+from agentlightning.types.finding import Diagnosis, Finding, counted, note, worst_first
 
 _OF_STEPS = (
     *("clip_fraction", "entropy", "kl_old", "kl_reference", "grad_norm", "staleness"),
@@ -111,10 +111,13 @@ def _verdict(evidence: Evidence, findings: Sequence[Finding]) -> str:
     if any(f.code == "solved" for f in findings):
         return f"It has learned: the reward is {rewards[-1]:.3g}, near the highest seen. Harder tasks would teach more."
     if len(rewards) < 2 * FEW:
-        return f"Nothing is wrong so far. {len(rewards)} steps are too few to say whether it learns."
+        return f"Nothing is wrong so far. {counted(len(rewards), 'step is', 'steps are')} too few to judge by."
     first, last = statistics.mean(rewards[:FEW]), statistics.mean(rewards[-FEW:])
     if has_risen(rewards):
-        return f"It is learning: the reward went from {first:.3g} to {last:.3g} in {len(rewards)} steps. {FALSE_ALARMS}"
+        return (
+            f"It is learning: the reward went from {first:.3g} to {last:.3g} in "
+            f"{counted(len(rewards), 'step')}. {FALSE_ALARMS}"
+        )
     return (
         f"Nothing is wrong, and the reward has not visibly risen yet ({first:.3g} to {last:.3g}): give it more steps."
     )

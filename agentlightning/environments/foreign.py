@@ -34,6 +34,7 @@ from agentlightning.litagent import LitAgent
 from agentlightning.litagent.process import Captured, Finished, Limits, run_command
 from agentlightning.litagent.program import base_environment, endpoint_variables, first_llm
 from agentlightning.types import LLM, AttemptedRollout, GroupReward, NamedResources, Sibling
+from agentlightning.types.finding import counted
 from agentlightning.types.names import REWARDED_LATER
 from agentlightning.types.reward import checked_reward
 
@@ -95,7 +96,7 @@ class ForeignEnvironment(Environment):
         most = len(kept) if kept else len(trained) - 1
         if not 0 <= self._val <= most:
             raise ConfigError(
-                f"{self.scheme}: val_tasks is {self._val}, and there are {len(trained)} tasks"
+                f"{self.scheme}: val_tasks is {self._val}, and {counted(len(trained), 'task is', 'tasks are')} there"
                 f"{f' and {len(kept)} to validate on' if kept else ''}."
             )
         if kept:
@@ -145,7 +146,13 @@ class ForeignEnvironment(Environment):
         count = sum(map(len, await asyncio.to_thread(self._split)))
         seconds = time.perf_counter() - began
         yield Probe(
-            task=f"{count} tasks", by="loading", reward=None, expected="tasks", good=count > 0, why="", seconds=seconds
+            task=counted(count, "task"),
+            by="loading",
+            reward=None,
+            expected="tasks",
+            good=count > 0,
+            why="",
+            seconds=seconds,
         )
 
 

@@ -84,8 +84,9 @@ class LitAgent(Generic[T]):
 
     @property
     def origin(self) -> tuple[str, str | None]:
-        """Its name, and the file it is from (None where that is not known): `file.py:name` finds it again."""
-        return type(self).__name__, None
+        """Its name, and the file it is from (None where that is not known): `file.py:name` finds it again. A run
+        without an agent, such as one that learns examples, has this very class, and no name to show."""
+        return "" if type(self) is LitAgent else type(self).__name__, None
 
     def rollout(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> RolloutResult:
         """Do one task and return its reward; None where rewards were emitted."""

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from agentlightning.types.finding import counted
+
 CARD_FILE = "README.md"
 _SHOWN = ("steps", "tasks_per_step", "group_size", "learning_rate", "loss", "advantage", "credit", "normalization")
 _SHOWN_IF_SET = ("lora_rank", "kl_coef", "entropy_coef", "minibatches", "update_epochs", "max_staleness", "max_context")
@@ -34,7 +36,8 @@ def model_card(
     parts = [
         _header(name, kind),
         f"# {name.rsplit('/', 1)[-1]}, trained with {algorithm}\n",
-        f"{trained} `{name}` after {step} steps of {algorithm} with Agent Lightning, learned from what an agent did "
+        f"{trained} `{name}` after {counted(step, 'step')} of {algorithm} with Agent Lightning, learned from "
+        "what an agent did "
         "with its tasks and what it earned.\n",
         _table("Training", _facts(about, settings)),
         _curve(rows),

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from statistics import NormalDist, fmean
 
+from agentlightning.types.finding import counted
+
 Bounds = tuple[float, float]
 _COMMON_BOUNDS: Sequence[Bounds] = ((0.0, 1.0), (-1.0, 1.0))
 _HALVINGS = 36
@@ -183,9 +185,10 @@ def power_words(tasks: int, detects: _Detects, repeats: int = 1) -> str:
     independent = visible_gain(tasks, detects, repeats=repeats)
     at_best = visible_gain(tasks, detects, repeats=repeats, never_loses=True)
     if at_best is None:
-        return f"{tasks} tasks are too few to show any difference."
+        return f"{counted(tasks, 'task is', 'tasks are')} too few to show any difference."
     usual = "no difference" if independent is None else f"+{independent:.2f} or more"
     return (
-        f"{tasks} tasks can show a difference of {usual} in four of five cases (of +{at_best:.2f} where the better one "
+        f"{counted(tasks, 'task')} can show a difference of {usual} in four of five cases (of +{at_best:.2f} "
+        "where the better one "
         "never loses a task); a smaller one will mostly look like chance."
     )

@@ -25,6 +25,7 @@ from agentlightning.runner.sending import Sent
 from agentlightning.store import LightningStoreClient
 from agentlightning.tracer import Tracer
 from agentlightning.types import Hook
+from agentlightning.types.finding import counted
 
 logger = logging.getLogger(__name__)
 
@@ -179,7 +180,8 @@ async def _given_back(address: Address, worker_id: str, error: str) -> str:
     """What becomes of what a runner had claimed that is gone, in words."""
     store = LightningStoreClient(address.url, key=address.key)
     try:
-        return f"its {await store.release_worker(worker_id, error)} rollouts are handed out again."
+        released = await store.release_worker(worker_id, error)
+        return f"its {counted(released, 'rollout is', 'rollouts are')} handed out again."
     except StoreError as failed:
         return f"its rollouts are handed out again when their leases run out ({failed})."
     finally:

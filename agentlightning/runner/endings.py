@@ -235,6 +235,11 @@ _BEHIND_A_PROXY = (
     "HTTP_PROXY or ALL_PROXY sends its calls to a proxy, and the model answers on this machine: set "
     "NO_PROXY=127.0.0.1,localhost before you start."
 )
+_BY_SOCKS = (
+    "ALL_PROXY or HTTPS_PROXY names a SOCKS proxy, which httpx speaks with the package socksio only, whatever NO_PROXY "
+    "says. The model answers on this machine: unset ALL_PROXY and its like before you start, give the client "
+    "http_client=httpx.AsyncClient(trust_env=False), or install httpx[socks]."
+)
 TOO_MANY_FILES = (
     "This process may open no more files: allow more (ulimit -n 4096), make one client for all rollouts, or lower "
     "concurrency."
@@ -313,6 +318,7 @@ _PYTHONS_WORDS = {
     r"^object \w+ can't be used in 'await' expression": NOT_ASYNC,
     r"'function' object does not support the (asynchronous )?context manager protocol": CALL_IT,
     r"^No module named": _NOT_HERE,
+    r"SOCKS.*\bsocks(io)?\b": _BY_SOCKS,
     r"^signal only works in main thread|usage of signal\.alarm": IN_A_THREAD,
     r"^Cannot send a request, as the client has been closed|^Session is closed": CLOSED_CLIENT,
     r"^Event loop is closed|is bound to a different event loop|attached to a different loop": OTHER_LOOP,
@@ -425,7 +431,10 @@ def hint_without_calls(error: BaseException | None) -> str | None:
         return None
     if nowhere or (_anywhere(error, _KEY_REFUSED) and not any(_is_forbidden(each) for each in causes(error))):
         return OWN_ADDRESS
-    unknown = framework_of(error) is not None and _OF_A_MODELS_NAME.search(message_of(error))
+    of_a_model = _OF_A_MODELS_NAME.search(message_of(error))
+    if not of_a_model and _anywhere(error, ("ImportError",)):
+        return _NOT_HERE
+    unknown = framework_of(error) is not None and of_a_model
     return OWN_MODEL if unknown else None
 
 
@@ -433,6 +442,8 @@ def hint_with_calls(error: BaseException | None) -> str | None:
     """The hint for an agent whose model had answered: the mistake is with another client of the agent."""
     if error is None or isinstance(error, AgentLightningError):
         return None
+    if _anywhere(error, ("ImportError",)):
+        return None if hint_for(error) is not None else _NOT_HERE
     if _is(error, _OF_TURNS):
         return OUT_OF_TURNS
     if _is(error, _OF_ANSWERS):

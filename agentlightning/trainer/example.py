@@ -19,7 +19,7 @@ from zlib import crc32
 
 from agentlightning.arguments import explained
 from agentlightning.errors import ConfigError, missing_extra
-from agentlightning.frames import is_own
+from agentlightning.frames import is_library, is_own
 from agentlightning.importing import MAIN_GUARD, loading
 from agentlightning.installation import pip_command
 from agentlightning.litagent import LitAgent
@@ -81,6 +81,8 @@ def load_agent(reference: str) -> LitAgent[Any]:
     path = Path(file).expanduser()
     if not file or not path.is_file():
         raise ConfigError(f"'{reference}' names no agent: give path/to/file.py:name of a function or a LitAgent.")
+    if (taken := _taken(path)) is not None:
+        raise ConfigError(f"{path} has the name of {taken}, which it would hide: give the file another name.")
     try:
         with loading(path):
             module = _load_file(path)
@@ -190,6 +192,15 @@ def _hidden_package(error: BaseException, folder: Path) -> str | None:
     other_paths = [place for place in sys.path if Path(place).resolve() != folder.resolve()]
     there = name in sys.stdlib_module_names or PathFinder.find_spec(name, other_paths) is not None
     return name if there else None
+
+
+def _taken(path: Path) -> str | None:
+    """The module whose name the file has, in words: one of Python, this package, or an installed one in use."""
+    if path.stem in sys.stdlib_module_names:
+        return f"Python's module '{path.stem}'"
+    file = getattr(sys.modules.get(path.stem), "__file__", None) or ""
+    known = path.stem == _PACKAGE.name or is_library(file)
+    return f"the package '{path.stem}'" if known and Path(file).resolve() != path.resolve() else None
 
 
 def _what_it_raised(error: BaseException) -> str:

@@ -51,6 +51,7 @@ from agentlightning.runner.remote import Address
 from agentlightning.store import SqliteLightningStore
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
+from agentlightning.trainer import left_running
 from agentlightning.trainer.awaiting import says_how_to_await
 from agentlightning.trainer.checks import (
     OTHER_VERBS,
@@ -277,6 +278,8 @@ class Trainer(GivenByName):
             if debugging():
                 raise
             raise error.with_traceback(None) from None
+        finally:
+            left_running.of_a_script()
 
     @explained
     def dev(self, agent: LitAgent[Any] | Callable[..., Any], train_dataset: Tasks) -> RunResult:

@@ -22,6 +22,7 @@ from agentlightning.models.shape import ModelShape, count_of
 from agentlightning.trainer.checks import shared_tasks
 from agentlightning.trainer.result import RunResult
 from agentlightning.types import Dataset
+from agentlightning.types.finding import counted
 
 NO_VALIDATION = (
     "There are no validation tasks: only the training rewards show whether it gets better, and nothing shows which "
@@ -81,7 +82,8 @@ def _doubtful(
     """What is probably a mistake, and could be meant."""
     if shared := shared_tasks(train, val):
         yield (
-            f"{shared} of the {len(val or ())} validation tasks are training tasks, too: the validation reward will "
+            f"{counted(shared, 'validation task is a training task', 'validation tasks are training tasks')}, too, of "
+            f"{len(val or ())}: the validation reward will "
             "look better than the model is. Keep them apart."
         )
     usual = None if shape is None else shape.learning_rate(adapter=settings.trains_adapter)
@@ -104,7 +106,8 @@ def _of_tasks(what: str, tasks: Dataset[Any] | None) -> Iterator[str]:
         yield f"The first {what} tasks are of several kinds: {counts}. An agent is given each as it is."
     nothing = [number for number, task in enumerate(first, 1) if task is None or task in ("", [], {})]
     if nothing and (len(nothing) < len(first) or first[0] == ""):
-        yield f"Of the first {len(first)} {what} tasks {len(nothing)} are empty, number {nothing[0]} first."
+        empty = counted(len(nothing), "is empty", "are empty")
+        yield f"Of the first {len(first)} {what} tasks {empty}, number {nothing[0]} first."
 
 
 _KINDS = {dict: "dict", str: "text", int: "number", float: "number", list: "list", tuple: "list", type(None): "None"}
@@ -151,7 +154,9 @@ def conclude(
         return
     if resumed_at is not None and not result.stopped and last_step(result.metrics) <= resumed_at:
         console.note(
-            f"\nThe run was finished already: all {resumed_at} steps are done, and nothing was learned now. To go on, "
+            "\nThe run was finished already: "
+            f"{'its one step is' if resumed_at == 1 else f'all {resumed_at} steps are'} done, and nothing was "
+            "learned now. To go on, "
             f"give more steps: --steps {2 * resumed_at}, or steps={2 * resumed_at} in the script."
         )
         return
@@ -170,8 +175,8 @@ def opening(
 ) -> str:
     """The model, what is trained of it at which learning rate, how many steps, and where the run leaves its files."""
     steps = settings.steps_of(len(train)) if train is not None else settings.steps
-    how_many = "" if steps is None else f"{steps} step{'' if steps == 1 else 's'} of "
-    step = f"{settings.tasks_per_step} tasks × {settings.group_size} rollouts"
+    how_many = "" if steps is None else f"{counted(steps, 'step')} of "
+    step = f"{counted(settings.tasks_per_step, 'task')} × {counted(settings.group_size, 'rollout')}"
     of_what = f"{_tasks(train, 'training')} and {_tasks(val, 'validation')}"
     if settings.examples is not None:
         step = f"{settings.tasks_per_step} {settings.examples}"
@@ -256,4 +261,4 @@ def with_next_step(error: AgentLightningError, run_dir: Path) -> None:
 
 
 def _tasks(tasks: Dataset[Any] | None, kind: str) -> str:
-    return f"{len(tasks) if tasks is not None else 'no'} {kind} tasks"
+    return counted(len(tasks), f"{kind} task") if tasks is not None else f"no {kind} tasks"

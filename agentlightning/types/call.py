@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from agentlightning.types.arrays import Float32Array, Int32Array
+from agentlightning.types.finding import counted
 from agentlightning.types.names import COST, LEFT_OUT
 from agentlightning.types.span import Span
 
@@ -206,7 +207,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
     def words(self) -> str:
         """The use in words, for people."""
-        parts = [f"{self.calls:,} call{'' if self.calls == 1 else 's'}", f"{self.tokens:,} tokens"]
+        parts = [counted(self.calls, "call"), counted(self.tokens, "token")]
         return ", ".join([*parts, f"cost {self.cost:.4f}"] if self.cost else parts)
 
 

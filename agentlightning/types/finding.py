@@ -89,6 +89,12 @@ def worst_first(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda f: _RANK[f.severity])
 
 
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """`1 rollout`, `2 rollouts`: a count with its noun, or with words that bend with it, of which `many` is the plural
+    if that is not the first with an s."""
+    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
 def share(part: int, whole: int) -> str:
     """`3 of 12 (25 %)`."""
     return f"{part} of {whole} ({part / whole:.0%})" if whole else "none"

@@ -46,7 +46,7 @@ def test_tasks_of_harbor_are_tried_out_and_run_with_their_solution(tmp_path: Pat
         "run", "--env", f"harbor:{tmp_path}/tasks", *given, "--agent", "oracle", "--model", "calc",
         "--run-dir", str(tmp_path / "run"),
     )  # fmt: skip
-    assert "1 rollouts, mean reward 1.000" in run.stdout, run.stdout + run.stderr
+    assert "1 rollout, mean reward 1.000" in run.stdout, run.stdout + run.stderr
 
 
 @pytest.mark.slow

@@ -300,7 +300,7 @@ def test_rollouts_are_found_by_what_they_were(well: Path) -> None:
 
 def test_a_log_of_agents_that_emit_nothing_is_one_sentence(well: Path) -> None:
     shown = agl("show", well, "--log", "--limit", "3").stdout
-    assert "No message in these 3 rollouts" in " ".join(shown.split())
+    assert "No message in 3 rollouts" in " ".join(shown.split())
     assert "task" not in shown
 
 

@@ -121,7 +121,7 @@ async def first_step(recording: Recording, **more: Any) -> list[str]:
 GREEDY = told(calls=(Said(ids=(4, 5, 6), temperature=0.0),))
 REFUSED: dict[str, tuple[str, Sequence[Sequence[Told]]]] = {
     "no call": ("never called the model", told(calls=())),
-    "no tokens": ("holds sampled tokens", told(calls=(Said(ids=()),))),
+    "no tokens": ("without sampled tokens", told(calls=(Said(ids=()),))),
     "too long": ("did not fit the model's context", told(outcome=Outcome.TRUNCATED, error="did not fit the context")),
     "greedy": ("sampled at temperature 0", GREEDY),
     "all failed": ("nothing to learn from", failing(Outcome.AGENT_ERROR, "KeyError")),

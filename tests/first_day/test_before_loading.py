@@ -231,7 +231,7 @@ def test_validation_tasks_that_are_trained_and_a_rate_far_off_are_said() -> None
     tasks = [{"q": n} for n in range(4)]
     introduce(Reporter(heard), algorithm, Path("run"), tasks, tasks[2:])
     said = " ".join(heard.warnings)
-    assert "2 of the 2 validation tasks are training tasks" in said
+    assert "2 validation tasks are training tasks, too, of 2" in said
     assert "learning rate 0.5 is" in said
     heard.warnings.clear()
     usual = agl.GRPO(model="calc").peak_rate

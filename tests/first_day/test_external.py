@@ -78,7 +78,7 @@ agl.Trainer(initial_resources={{"llm": llm}}, run_dir="run").dev(agent, ["What i
 """,
     )
     assert done.returncode == 0, done.stderr
-    said(done, "1 rollouts, mean reward 1.000, 1 ok", "Calls to theirs: 1 call, 5 tokens")
+    said(done, "1 rollout, mean reward 1.000, 1 ok", "Calls to theirs: 1 call, 5 tokens")
     ((request, headers),) = Provider.asked
     assert (request["model"], headers["Authorization"]) == ("theirs", "Bearer a-key")
     said(agl(tmp_path, "show", "run/dev"), "What is 6 * 7?", "Forty-two.")
@@ -92,7 +92,7 @@ def test_its_calls_are_recorded_and_shown(tmp_path: Path, endpoint: str) -> None
     where = ("--endpoint", endpoint, "--endpoint-model", "theirs", "--api-key", "a-key", "--run-dir", "run")
     done = agl(tmp_path, "run", "--agent", "agent.py:agent", "--tasks", "tasks.json", *where)
     assert done.returncode == 0, done.stdout + done.stderr
-    said(done, "1 rollouts, mean reward 1.000, 1 ok")
+    said(done, "1 rollout, mean reward 1.000, 1 ok")
     ((request, headers),) = Provider.asked
     assert request["model"] == "theirs"
     assert headers["Authorization"] == "Bearer a-key"

@@ -6,6 +6,7 @@ import ast
 import asyncio
 import gc
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable
 from importlib.metadata import version
@@ -19,9 +20,9 @@ import pytest
 
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.rollout_verdicts import asks_itself, calls_no_longer, first_line, never_called
-from agentlightning.cli.left_running import left_running, say_who_is_left
 from agentlightning.errors import ConfigError, RewardError
 from agentlightning.gateway.attempts import AttemptSummary
+from agentlightning.litagent import LitAgent
 from agentlightning.runner.endings import (
     IN_ANOTHER_THREAD,
     NOT_AS_EXPECTED,
@@ -41,6 +42,7 @@ from agentlightning.runner.frameworks import FRAMEWORKS, caches_on, framework_of
 from agentlightning.runner.versions import other_version
 from agentlightning.trainer.checks import as_agent
 from agentlightning.trainer.example import load_agent
+from agentlightning.trainer.left_running import left_running, say_who_is_left
 from agentlightning.types import Attempt, Outcome, Rollout
 from agentlightning.types.names import NO_SUCH_PATH
 from agentlightning.types.reward import checked_reward, reward_attributes
@@ -168,6 +170,42 @@ def test_what_the_model_wrote_is_for_a_low_reward(name: str) -> None:
     assert hint_with_calls(error) == NOT_AS_EXPECTED
 
 
+TOOLS_PACKAGES = [
+    "Could not import wikipedia python package. Please install it with `pip install wikipedia`.",
+    "DuckDuckGoSearchTool requires the ddgs package: run `uv add ddgs`",
+    "pandas is not installed",
+]
+
+
+@pytest.mark.parametrize("said", TOOLS_PACKAGES)
+@pytest.mark.parametrize("calls", [0, 1])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_package_that_a_tool_lacks_is_to_be_installed(said: str, calls: int, *, wrapped: bool) -> None:
+    error: BaseException = ImportError(said)
+    if wrapped:
+        outer = like("ToolException", "The tool failed.")
+        outer.__cause__ = error
+        error = outer
+    told = ended(through("langchain", error), calls)
+    assert "Install the package into the environment that runs the agent." in told
+    assert "llm.endpoint" not in told
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Using SOCKS proxy, but the 'socksio' package is not installed. Make sure to install httpx using "
+        "`pip install httpx[socks]`.",
+        "Missing dependencies for SOCKS support: install requests[socks]",
+    ],
+)
+@pytest.mark.parametrize("calls", [0, 1])
+def test_a_socks_proxy_is_named(said: str, calls: int) -> None:
+    told = ended(through("langchain_openai", ImportError(said)), calls)
+    assert "unset ALL_PROXY" in told
+    assert "llm.endpoint" not in told
+
+
 def test_a_refused_connection_of_requests_is_no_long_wait() -> None:
     timeout = type("TimeoutError", (Exception,), {"__module__": "urllib3.exceptions"})
     cause = like("NewConnectionError", "Connection refused", type("ConnectTimeoutError", (timeout,), {}))
@@ -205,6 +243,29 @@ def test_a_file_that_makes_its_model_at_import(tmp_path: Path, monkeypatch: pyte
     assert OWN_KEY in said
     assert "line 3" in said
     assert "site-packages" not in said, "the user's own lines alone"
+
+
+@pytest.mark.parametrize("name", ["types", "random", "logging", "agentlightning", "openai"])
+def test_a_file_with_the_name_of_a_module_is_named(tmp_path: Path, name: str) -> None:
+    file, before = tmp_path / f"{name}.py", sys.modules.get(name)
+    file.write_text("def agent(task, llm):\n    return 0.0\n")
+    with pytest.raises(ConfigError, match=rf"{name}\.py has the name of .* '{name}', which it would hide: give the"):
+        load_agent(f"{file}:agent")
+    assert sys.modules.get(name) is before
+    assert str(tmp_path) not in sys.path
+    for folder in ("one", "two"):  # files of the user's may be called alike
+        own = tmp_path / folder / "my_own_agent.py"
+        own.parent.mkdir()
+        own.write_text(file.read_text())
+        assert load_agent(f"{own}:agent").origin == ("agent", str(own))
+
+
+def test_a_run_without_an_agent_shows_the_name_of_none() -> None:
+    class Mine(LitAgent[Any]):
+        pass
+
+    assert LitAgent[Any]().origin == ("", None)
+    assert Mine().origin == ("Mine", None)
 
 
 @pytest.mark.parametrize(
@@ -361,3 +422,15 @@ def test_a_command_whose_agent_leaves_a_thread_says_why_it_does_not_end(
     end.set()
     kept.join()
     assert "connection" in capsys.readouterr().err
+
+
+def test_a_script_that_leaves_a_thread_says_why_it_does_not_end(capsys: pytest.CaptureFixture[str]) -> None:
+    end, script = threading.Event(), threading.Thread(target=lambda: None)
+    kept = threading.Thread(target=end.wait, name="checkpointer")
+    kept.start()
+    script.start()
+    first = say_who_is_left(seconds=0.0, after=script)
+    first.join()
+    end.set()
+    kept.join()
+    assert "The work is done" in capsys.readouterr().err

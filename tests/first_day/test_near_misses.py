@@ -219,7 +219,7 @@ class Heard(SilentConsole):
     [
         ([{"q": 1}, "text", 5], "of several kinds: 1 × dict, 1 × text, 1 × number"),
         (["", ""], "2 are empty"),
-        ([{"q": 1}, {}], "1 are empty, number 2 first"),
+        ([{"q": 1}, {}], "1 is empty, number 2 first"),
         ([1, 2.5], None),
         ([{}, {}], None),
         ([{"q": 1}, {"question": 2}], None),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections import defaultdict
 from pathlib import Path
 
 import agentlightning
-from tests.source.trees import trees
+from agentlightning.types.finding import counted
+from tests.source.trees import nodes_of, package_files, trees
 
 
 def test_no_two_classes_have_the_same_name() -> None:
@@ -78,3 +80,22 @@ def test_a_module_that_a_docstring_refers_to_by_its_package_is_there() -> None:
         if package in packages and not _is_module(packages[package], module)
     }
     assert gone == set()
+
+
+def test_a_count_bends_its_noun() -> None:
+    """`{len(found)} rollouts` is "1 rollouts" of one; `counted` bends it. A few are always several."""
+    noun = re.compile(r" (\w+ )?(rollouts|tasks|steps|calls|groups|conversations|errors|runs|rounds|arguments)\b")
+    several = {"in_calls.py", "in_rollouts.py", "in_steps.py", "verdicts.py", "demonstrations.py"}
+    wrong = [
+        f"{file.relative_to(PACKAGE)}:{count.lineno}"
+        for file in package_files()
+        if file.name not in several
+        for node in nodes_of(file)
+        if isinstance(node, ast.JoinedStr)
+        for count, after in itertools.pairwise(node.values)
+        if isinstance(count, ast.FormattedValue) and ast.unparse(count.value).startswith("len(")
+        if isinstance(after, ast.Constant) and noun.match(str(after.value))
+    ]
+    assert wrong == []
+    assert [counted(n, "call is", "calls are") for n in (0, 1, 2000)] == ["0 calls are", "1 call is", "2,000 calls are"]
+    assert [counted(n, "rollout") for n in (0, 1, 2)] == ["0 rollouts", "1 rollout", "2 rollouts"]

@@ -29,7 +29,7 @@ from agentlightning.errors import AgentError
 from agentlightning.metrics import Reporter
 from agentlightning.models import examples_first
 from agentlightning.runner.frameworks import caches_on
-from agentlightning.types.finding import Finding
+from agentlightning.types.finding import Finding, counted
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.episode import Sampled
@@ -220,7 +220,10 @@ class Preflight:
 
 def _same(steps: int, rewards: Sequence[float]) -> str:
     shown = ", ".join(f"{r:g}" for r in rewards[:5])
-    return f"For {steps} steps all siblings earned the same reward ({shown}), so there was nothing to learn from."
+    return (
+        f"For {counted(steps, 'step')} all siblings earned the same reward ({shown}), so there was nothing "
+        "to learn from."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

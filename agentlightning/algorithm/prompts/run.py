@@ -41,6 +41,7 @@ from agentlightning.algorithm.rollout_verdicts import with_cause
 from agentlightning.errors import ConfigError
 from agentlightning.metrics.intervals import power_words
 from agentlightning.types import Dataset, PromptTemplate
+from agentlightning.types.finding import counted
 
 JOURNAL_FILE = "critic.jsonl"
 _QUESTIONS = 3
@@ -147,8 +148,8 @@ class PromptRun:
             if limit is not None
         ]
         reporter.note(
-            f"{type(s).__name__} tunes the prompt {names} on {len(self.train)} training tasks and {len(self.val)} "
-            f"validation tasks. Budget: {', '.join(limits) or 'none'}.\n"
+            f"{type(s).__name__} tunes the prompt {names} on {counted(len(self.train), 'training task')} and "
+            f"{counted(len(self.val), 'validation task')}. Budget: {', '.join(limits) or 'none'}.\n"
             f"{self._power()}\n"
             f"Everything is recorded in {self._context.run_dir}. Ctrl-C stops cleanly.\n"
         )
@@ -204,7 +205,7 @@ class PromptRun:
         run_dir = self._context.run_dir
         if all(t.refusal is not None for t in trials):
             raise ConfigError(
-                f"The agent's model answered none of its calls on the first {len(trials)} validation tasks: "
+                f"The agent's model answered none of its calls on the first {counted(len(trials), 'validation task')}: "
                 f"{trials[-1].refusal}\nCheck the model's URL, its name and its key. No critic was called. To see "
                 f"the calls:  agl show {quote(str(run_dir))}"
             )
@@ -212,7 +213,8 @@ class PromptRun:
             error = (trials[0].error or trials[0].outcome.value).strip()
             why = with_cause(error, error.partition("\n")[0][:300])
             raise ConfigError(
-                f"The agent failed on all of the {len(trials)} validation tasks that it was first run on. One of them: "
+                f"The agent failed on {counted(len(trials), 'validation task')}, all that it was first run on. "
+                f"The first: "
                 f"{why}\nNo critic was called. To see them:  agl show {quote(str(run_dir))} --failed"
             )
 
@@ -308,9 +310,9 @@ class PromptRun:
         e_value = evidence([b - a for a, b in both], self.settings.width)
         failures = more_failures(before, after)
         better = e_value >= needed and failures <= 0
-        why = f"on {len(both)} tasks {gain:+.3f}, e-value {e_value:.3g} of {needed:g}"
+        why = f"on {counted(len(both), 'task')} {gain:+.3f}, e-value {e_value:.3g} of {needed:g}"
         if failures > 0:
-            why += f", but it fails on {failures} tasks more"
+            why += f", but it fails on {counted(failures, 'task')} more"
         return ComparisonVerdict(better, e_value, needed, len(both), gain, why)
 
     async def _promote(self, candidate: Candidate, verdict: ComparisonVerdict) -> None:

@@ -11,6 +11,7 @@ from agentlightning.algorithm.prompts.settings import PromptSettings
 from agentlightning.algorithm.prompts.significance import least_gain, threshold
 from agentlightning.files import atomic_write
 from agentlightning.types import Demonstrations
+from agentlightning.types.finding import counted
 
 BEST_FOLDER = "best"
 MOST_REASONS = 3
@@ -69,7 +70,7 @@ def _outcome(run: PromptRun) -> list[str]:
     least = least_gain([b - a for a, b in both], threshold(rate, max(looked_at, 1)), run.settings.width)
     return [
         f"Validation reward {sum(before) / len(both):.3f} with the first prompt, {sum(after) / len(both):.3f} with the "
-        f"best, on the same {len(both)} tasks: {gain:+.3f}, and {least:+.3f} or more "
-        f"for sure but for {rate:.0%} of runs: the best of {looked_at} candidates was also lucky.",
+        f"best, on the same {counted(len(both), 'task')}: {gain:+.3f}, and {least:+.3f} or more "
+        f"for sure but for {rate:.0%} of runs: the best of {counted(looked_at, 'candidate')} was also lucky.",
         difference(run.seed, run.incumbent),
     ]

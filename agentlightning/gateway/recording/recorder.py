@@ -18,6 +18,7 @@ from agentlightning.errors import StoreError, StoreUnavailableError
 from agentlightning.gateway.recording.journal import CallJournal, Owner
 from agentlightning.store.base import LightningStore
 from agentlightning.types import CallRecord, Span
+from agentlightning.types.finding import counted
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,8 @@ class Recorder:
                     await self._next_move()
         except TimeoutError:
             raise StoreUnavailableError(
-                f"{goal - self._written} model calls could not be stored within {timeout:g} s. Is the store reachable?"
+                f"{counted(goal - self._written, 'model call')} could not be stored within {timeout:g} s. Is "
+                "the store reachable?"
             ) from None
 
     async def _next_move(self) -> None:

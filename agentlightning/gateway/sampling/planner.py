@@ -42,6 +42,7 @@ from agentlightning.gateway.sampling.size import (
 from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import Message, with_tool_names
 from agentlightning.types.arrays import Int32Array, np
+from agentlightning.types.finding import counted
 from agentlightning.types.recording import RecordedCall
 
 
@@ -321,7 +322,10 @@ class Planner:
     def _check_limits(self, arrival: Arrival) -> None:
         live, limits = arrival.live, self._limits
         if limits.calls is not None and arrival.number >= limits.calls:
-            why = f"This rollout may make {limits.calls} model calls, and has made them"
+            why = (
+                f"This rollout may make {counted(limits.calls, 'model call')}, and has made "
+                f"{'it' if limits.calls == 1 else 'them'}"
+            )
             live.mark_limited(f"{why}.")
             raise Refusal(f"{why}. End the rollout with what there is.", code="max_calls_exceeded")
         if limits.tokens is not None and live.summary.response_tokens >= limits.tokens:
