@@ -26,7 +26,7 @@ def check_methods(given: object, base: type) -> None:
             if meant or name.startswith("on_"):
                 is_it = f"Did you mean {meant[0]}?" if meant else f"A {base.__name__} has {', '.join(theirs)}."
                 raise ConfigError(f"{where} is called by nothing. {is_it}")
-        elif inspect.iscoroutinefunction(theirs[name]) and not inspect.iscoroutinefunction(method):
+        elif inspect.iscoroutinefunction(theirs[name]) and not inspect.iscoroutinefunction(inspect.unwrap(method)):
             raise ConfigError(f"{where} is awaited: write async def {name}.")
         elif inspect.iscoroutinefunction(method) and not inspect.iscoroutinefunction(theirs[name]):
             raise ConfigError(f"{where} is not awaited: write def {name}, without async.")

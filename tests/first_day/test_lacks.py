@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -234,8 +235,10 @@ def test_a_method_that_would_be_called_by_nothing(
 
 
 def test_methods_of_ones_own_are_left_alone() -> None:
-    own = type("Mine", (agl.Hook,), {"on_rollout_end": nothing, "write": at_once, "count": 3})()
-    assert agl.Trainer(hooks=own, sinks=type("Its", (agl.metrics.Sink,), {"step": at_once})()).hooks == [own]
+    decorated = functools.wraps(nothing)(lambda *given, **others: nothing(*given, **others))
+    for end in (nothing, decorated):
+        own = type("Mine", (agl.Hook,), {"on_rollout_end": end, "write": at_once, "count": 3})()
+        assert agl.Trainer(hooks=own, sinks=type("Its", (agl.metrics.Sink,), {"step": at_once})()).hooks == [own]
 
 
 class Counts(agl.Hook):
