@@ -112,7 +112,7 @@ def _print(to: Path, counts: Mapping[str, Any], examples: Sequence[Any]) -> None
         )
     if counts["scores_left_out"]:
         terminal().print(
-            f"{counts['scores_left_out']} scores are of no model call in these files, or corrections. Langfuse's API "
+            f"{counted(counts['scores_left_out'], 'score is', 'scores are')} of no model call in these files, or corrections. Langfuse's API "
             "says what a score is of with fields=details,subject."
         )
     terminal().print(f"Next: agl train --data {quote(str(to))} --model MODEL")

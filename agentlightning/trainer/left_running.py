@@ -13,8 +13,6 @@ from agentlightning.console import safe
 
 SECONDS = 5.0
 """A process that takes longer to end waits for somebody."""
-
-
 _LOOKING = "agl-left-running"
 
 
@@ -27,10 +25,10 @@ def say_who_is_left(seconds: float = SECONDS, after: threading.Thread | None = N
     return looking
 
 
-def of_a_script() -> None:
+def of_a_script(seconds: float = SECONDS) -> None:
     """After a training of a script: look when the script has come to its end, if anybody is left by now."""
     if left_running(threading.enumerate()):
-        say_who_is_left(after=threading.main_thread())
+        say_who_is_left(seconds, after=threading.main_thread())
 
 
 def _look(seconds: float, after: threading.Thread | None) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from agentlightning.errors import ConfigError
 from agentlightning.types import Outcome
+from agentlightning.types.finding import counted
 from tests.adapter.test_atif import check as check_atif
 from tests.adapter.test_finetuning import CHECKS
 from tests.cli.test_looking import agl, record
@@ -47,7 +48,7 @@ def test_the_rollouts_that_are_asked_for_without_judges_and_failures(
 ) -> None:
     result = agl("export", run, "--jsonl", tmp_path / "good.jsonl", *options, width=200)
     assert said(tmp_path / "good.jsonl") == expected
-    assert f"{len(expected)} conversations" in result.stdout
+    assert f": {counted(len(expected), 'conversation')} of" in result.stdout
 
 
 def test_as_a_table_with_rewards(run: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from agentlightning.adapter.imports import Imported, add_value
 from agentlightning.algorithm.sampling.examples import messages_of
 from agentlightning.errors import ConfigError
 from agentlightning.finetuning.lines import Lines
+from agentlightning.types.finding import counted
 from tests.cli.test_import import WHOLE, imported, langfuse, of_conventions, otlp, recorded, run
 
 Scores = list[dict[str, Any]]
@@ -146,8 +147,9 @@ def test_conversations_are_chosen_by_their_scores(tmp_path: Path) -> None:
         lines = [json.loads(line) for line in (tmp_path / "chats.jsonl").read_text().splitlines()]
         assert [one["messages"][-1]["content"] for one in lines] == expected
         assert "Scores of conversations: right (2), tone (1)." in done.output
-        assert f"{3 - len(expected)} conversations are left out by --min-score." in done.output
-        assert "1 scores are of no model call" in done.output
+        left = counted(3 - len(expected), "conversation is", "conversations are")
+        assert f"{left} left out by --min-score." in done.output
+        assert "1 score is of no model call" in done.output
     (tmp_path / "chats.jsonl").unlink()
     counts = json.loads(run(tmp_path, str(tmp_path / "traces.jsonl"), "--min-score", "right=0.5", "--json").output)
     assert (counts["conversations"], counts["below_min_score"], counts["scores_left_out"]) == (1, 2, 1)

@@ -232,7 +232,7 @@ def test_groups_without_an_answer_are_counted_and_masked_ones_are_shown_again(tm
         found = as_json("judge", tmp_path, "--url", url, "--model", "j")
         assert (found["groups"], found["failed"]) == (5, 1)
         assert (
-            "1 groups without an answer: The judge j at" in agl("judge", tmp_path, "--url", url, "--model", "j").stdout
+            "1 group without an answer: The judge j at" in agl("judge", tmp_path, "--url", url, "--model", "j").stdout
         )
 
 

@@ -6,6 +6,7 @@ import ast
 import asyncio
 import gc
 import sqlite3
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -410,6 +411,16 @@ def test_a_thread_that_keeps_the_process_is_named() -> None:
     assert "left running (connection)" in said
     assert "Ctrl-C" in said
     assert nobody == ""
+
+
+def test_a_script_is_told_of_threads_that_its_training_left() -> None:
+    script = (
+        "import threading, time; from agentlightning.trainer.left_running import of_a_script\n"
+        "threading.Thread(target=time.sleep, args=(2,), name='poller').start(); of_a_script(0.1)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr.startswith("The work is done, and its process waits for what the agent or its packages left")
+    assert "(poller of time)" in done.stderr
 
 
 def test_a_command_whose_agent_leaves_a_thread_says_why_it_does_not_end(

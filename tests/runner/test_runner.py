@@ -306,7 +306,7 @@ async def test_a_missing_resource_is_named(store: InMemoryLightningStore) -> Non
 
     rollout = await outcome_of(store, agent)
     assert "asks for an LLM" in (rollout.attempt.error or "")
-    assert "initial_resources" in (rollout.attempt.error or "")
+    assert "models={'llm'" in (rollout.attempt.error or "")
 
 
 async def test_a_short_lease_is_kept_alive(store: InMemoryLightningStore) -> None:
