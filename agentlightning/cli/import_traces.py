@@ -112,8 +112,8 @@ def _print(to: Path, counts: Mapping[str, Any], examples: Sequence[Any]) -> None
         )
     if counts["scores_left_out"]:
         terminal().print(
-            f"{counted(counts['scores_left_out'], 'score is', 'scores are')} of no model call in these files, or corrections. Langfuse's API "
-            "says what a score is of with fields=details,subject."
+            f"{counted(counts['scores_left_out'], 'score is', 'scores are')} of no model call in these files, or "
+            "corrections. Langfuse's API says what a score is of with fields=details,subject."
         )
     terminal().print(f"Next: agl train --data {quote(str(to))} --model MODEL")
 
