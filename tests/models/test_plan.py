@@ -228,4 +228,4 @@ def test_the_rate_of_the_bidding_game_is_the_default() -> None:
     shape = read_shape(str(folder / "model"))
     assert shape is not None
     rate = f"{shape.learning_rate(adapter=False):.1e}".replace("e-0", "e-")
-    assert f"today's default rate for this size, which is {rate}." in (folder / "README.md").read_text()
+    assert f"the default learning rate for this size, {rate}." in (folder / "README.md").read_text()
