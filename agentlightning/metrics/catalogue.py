@@ -19,6 +19,10 @@ GROUPS = (REWARD, STABLE, TOKENS, TIME, ENGINE, INTERNALS)
 """In the order in which pages show them."""
 
 
+_MOST_OWN = 200
+"""Metrics of own parts that pages describe; a run's file may be a stranger's."""
+
+
 class Metric(NamedTuple):
     """One metric of a step."""
 
@@ -175,7 +179,7 @@ class Catalogue:
 
     def with_own(self, described: Any) -> Catalogue:
         """This table and the metrics of a user's own parts, as a run keeps them; anything else in them is left out."""
-        found = described if isinstance(described, list) else []
+        found = described[:_MOST_OWN] if isinstance(described, list) else []
         own = [metric for one in found if (metric := _metric(one)) is not None and self._find(metric.name) is None]
         return Catalogue((*self.metrics, *own)) if own else self
 
@@ -200,7 +204,7 @@ def _metric(described: Any) -> Metric | None:
         return None
     one = Metric(**{name: described[name] for name in Metric._fields})
     known = one.group in GROUPS and one.kind in get_args(Kind) and one.name
-    return one if known else None
+    return one if known and one.name.count("…") <= 1 else None  # a pattern with many would be slow to match
 
 
 def _is_number(value: Any) -> bool:

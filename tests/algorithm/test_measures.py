@@ -23,7 +23,7 @@ from agentlightning.cli.commands.train import EvalOptions
 from agentlightning.cli.evaluate import estimates_of, rollouts_of
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import read_metrics
-from agentlightning.metrics.catalogue import COUNTED, GROUPS, MEASURED
+from agentlightning.metrics.catalogue import COUNTED, GROUPS, MEASURED, Metric
 from agentlightning.metrics.intervals import expected_best
 from agentlightning.types import Outcome, Span
 from agentlightning.types.names import REWARD
@@ -208,3 +208,12 @@ def test_every_metric_of_the_table_is_in_the_code() -> None:
     of_parts = {metric.name for kind in PARTS for metric in kind.metrics}  # whose row is in the code, too
     used = {name: source.count(f'"{name}"') - (name in of_parts) for name in names}
     assert {name for name, times in used.items() if times < 1} - {"val_low", "val_high"} == set()
+
+
+def test_a_strangers_own_metrics_cannot_hold_up_a_page() -> None:
+    one = Metric("a…", "Title of …", GROUPS[0], "", "A sentence.")._asdict()
+    known = CATALOGUE.with_own([one, {**one, "name": "…" * 40}, *({**one, "name": f"m{n}"} for n in range(1000))])
+    assert len(known.metrics) - len(CATALOGUE.metrics) < 200
+    assert known.find("x" * 60) is None, "a pattern of many gaps would match it"
+    assert (found := known.find("a1")) is not None
+    assert found.title == "Title of 1"
