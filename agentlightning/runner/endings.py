@@ -375,11 +375,8 @@ def hint_for(error: BaseException) -> str | None:
 def _hint_for_one(error: BaseException) -> str | None:
     text, module = message_of(error), type(error).__module__.split(".")[0]
     if module in ("openai", "anthropic", "httpx", "builtins") or framework_of(error) is not None:
-        answered = getattr(error, "status_code", None) not in (
-            None,
-            401,
-            403,
-        )  # it had a key, and was refused something
+        # With another status it had a key, and was refused something.
+        answered = getattr(error, "status_code", None) not in (None, 401, 403)
         if not answered and not _is(error, _KEY_REFUSED) and _WANTS_A_KEY.search(text):
             return OWN_KEY
         if "/chat/completions/chat/completions" in text or "/v1/v1/" in text:
