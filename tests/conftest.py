@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import gc
 import os
-import shutil
 import ssl
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from hypothesis import settings
 
 from agentlightning.compat import notice
 from tests import warm_model
+from tests.temporary import remove_shared_folders, shared_folder
 
 WARM_MODEL = pytest.StashKey[str]()
 WITH_REAL_MODEL_PROCESS = {"own_model_process", "slow", "clients", "ray", "vllm", "verl", "kubernetes", "gpu"}
@@ -28,8 +27,7 @@ settings.load_profile("no clock")
 notice.logger.disabled = True  # older names are used here on purpose, and nobody reads what is said at the end
 
 
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="agl-state-")  # the keys of servers that tests start
-atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+os.environ["XDG_STATE_HOME"] = shared_folder("agl-state-")  # the keys of servers that tests start
 
 
 def share_certificates() -> None:
@@ -57,6 +55,10 @@ def pytest_configure(config: pytest.Config) -> None:
     first = os.getppid() if hasattr(config, "workerinput") else os.getpid()
     config.stash[WARM_MODEL] = str(Path(tempfile.gettempdir(), f"agl-warm-{first}"))
     warm_model.install()
+
+
+def pytest_unconfigure() -> None:
+    remove_shared_folders()
 
 
 def pytest_collection() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
 import subprocess
-import tempfile
 from functools import cache
 
 import pytest
+
+from tests.temporary import shared_folder
 
 
 @cache
@@ -21,8 +20,7 @@ def interpreter(variable: str, packages: tuple[str, ...], bases: tuple[str, ...]
     base = next((one for one in bases if subprocess.run([one, "-c", ""], check=False).returncode == 0), None)
     if base is None:
         pytest.skip(f"there is no Python here that {packages[0]} takes")
-    folder = tempfile.mkdtemp(prefix="agl-interpreter-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = shared_folder("agl-interpreter-")
     subprocess.run([base, "-m", "venv", folder], check=True)
     python = f"{folder}/bin/python"
     subprocess.run(

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from agentlightning.gateway import load_rendering
 from agentlightning.rendering import RenderersRendering
+from tests.temporary import shared_folder
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -105,7 +105,7 @@ def make_model(family: Family, directory: Path) -> Path:
 
 @cache
 def rendering_of(name: str) -> RenderersRendering:
-    return load_rendering(str(make_model((FAMILIES | TAGGED)[name], Path(mkdtemp(prefix="family-")))))
+    return load_rendering(str(make_model((FAMILIES | TAGGED)[name], Path(shared_folder("family-")))))
 
 
 def _merges(words: Sequence[str]) -> list[tuple[str, str]]:

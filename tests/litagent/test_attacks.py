@@ -13,7 +13,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from agentlightning.litagent.bubblewrap import INSIDE, check_bubblewrap
 from agentlightning.litagent.users import NOBODY
 from tests.litagent.attacks import ATTACKS, GRADED
 from tests.litagent.sharing import EACH, SHARED
+from tests.temporary import shared_folder
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = ("none", "bubblewrap", "container")
@@ -51,17 +51,10 @@ def promised() -> dict[str, dict[str, str]]:
 @cache
 def home_of(user: str) -> str:
     """A home for podman's own files."""
-    home = tempfile.mkdtemp(prefix="agl-home-")
+    home = shared_folder("agl-home-")
     if user != "root" and os.geteuid() == 0:
         os.chown(home, NOBODY, NOBODY)
     return home
-
-
-@pytest.fixture(scope="module", autouse=True)
-def tidied() -> Iterator[None]:
-    yield
-    for user in USERS:
-        shutil.rmtree(home_of(user), ignore_errors=True)
 
 
 @cache

@@ -64,3 +64,13 @@ def test_no_test_ends_before_what_it_waits_for() -> None:
         waits = [int(seconds) for seconds in re.findall(r"\btimeout=(\d+)", words)]
         given = [int(seconds) for seconds in re.findall(r"mark\.timeout\((\d+)", words)] or [by_default]
         assert max(waits, default=0) <= max(given), file
+
+
+def test_folders_of_tests_are_removed() -> None:
+    """A folder that outlives its test costs a gigabyte here and there, and fills the disk in a week."""
+    made = {
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py") if "mkdtemp(" in path.read_text()
+    }
+    removed = {path for path in made if "shutil.rmtree(" in (ROOT / path).read_text()}
+    assert not made - removed, "use tests.temporary.shared_folder"
+    assert "tests/temporary.py" in removed
