@@ -17,7 +17,7 @@ from hypothesis import settings
 
 from agentlightning.compat import notice
 from tests import warm_model
-from tests.temporary import remove_shared_folders, shared_folder
+from tests.temporary import SHARED, shared_folder
 
 WARM_MODEL = pytest.StashKey[str]()
 WITH_REAL_MODEL_PROCESS = {"own_model_process", "slow", "clients", "ray", "vllm", "verl", "kubernetes", "gpu"}
@@ -57,8 +57,9 @@ def pytest_configure(config: pytest.Config) -> None:
     warm_model.install()
 
 
-def pytest_unconfigure() -> None:
-    remove_shared_folders()
+def pytest_sessionfinish() -> None:
+    """Not in `pytest_unconfigure`: a worker of pytest-xdist has ten seconds for that."""
+    SHARED.close()
 
 
 def pytest_collection() -> None:

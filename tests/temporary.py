@@ -1,19 +1,17 @@
-"""Folders that many tests of a process share, and that go with it."""
+"""What many tests of a process share, and what goes with it: `atexit` is not called in the workers of pytest-xdist."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from contextlib import ExitStack
 
-FOLDERS: list[str] = []
+SHARED = ExitStack()
+"""Closed when the process has run its tests."""
 
 
 def shared_folder(prefix: str) -> str:
-    """A new folder, kept until the process has run its tests: `atexit` is not called in the workers of pytest-xdist."""
-    FOLDERS.append(tempfile.mkdtemp(prefix=prefix))
-    return FOLDERS[-1]
-
-
-def remove_shared_folders() -> None:
-    while FOLDERS:
-        shutil.rmtree(FOLDERS.pop(), ignore_errors=True)
+    """A new folder, kept until then."""
+    folder = tempfile.mkdtemp(prefix=prefix)
+    SHARED.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder

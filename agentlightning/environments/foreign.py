@@ -31,6 +31,7 @@ from agentlightning.environments.base import Environment, Probe
 from agentlightning.errors import AgentError, ConfigError, ExecutorError, RewardError, debugging
 from agentlightning.files import reason_of_file
 from agentlightning.litagent import LitAgent
+from agentlightning.litagent.isolation import engine_environment
 from agentlightning.litagent.process import Captured, Finished, Limits, run_command
 from agentlightning.litagent.program import base_environment, endpoint_variables, first_llm
 from agentlightning.types import LLM, AttemptedRollout, GroupReward, NamedResources, Sibling
@@ -203,7 +204,8 @@ class _Worker(LitAgent[Any]):
         return await run_command(
             self._environment.command(what),
             folder=folder,
-            environment={**base_environment(), **variables, "PYTHONPATH": module_path()},
+            # Workers open containers of their own: sandboxes of inspect, runtimes of verifiers.
+            environment={**base_environment(), **engine_environment(), **variables, "PYTHONPATH": module_path()},
             stdin=json.dumps(given).encode(),
             limits=Limits(),
             captured=captured or Captured.empty(),
@@ -243,7 +245,7 @@ class _Worker(LitAgent[Any]):
                 raise ExecutorError(f"{self._environment.name} has no reward: {found['error']}")
             return found[what]
         except (ValueError, KeyError, TypeError):
-            words = done.stderr.strip()[-800:]
+            words = (done.stderr.strip() or done.stdout.strip())[-800:]
             raise ExecutorError(
                 f"{self._environment.name} ended with exit code {done.exit_code} and no reward. {words}"
             ) from None

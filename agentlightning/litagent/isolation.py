@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -54,6 +55,19 @@ class Container:
                 await asyncio.wait_for(process.wait(), 30)
 
 
+ENGINE_VARIABLES = (
+    *("DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY", "DOCKER_API_VERSION"),
+    *("CONTAINER_HOST", "CONTAINER_CONNECTION", "CONTAINER_SSHKEY", "CONTAINERS_CONF", "REGISTRY_AUTH_FILE"),
+    *("XDG_RUNTIME_DIR", "XDG_DATA_HOME", "XDG_CONFIG_HOME"),
+)
+"""By which clients of docker and podman find their engine, and what belongs to it."""
+
+
+def engine_environment() -> dict[str, str]:
+    """What the client of a container engine sees of our environment, and no program in a container."""
+    return {name: os.environ[name] for name in ENGINE_VARIABLES if name in os.environ}
+
+
 Isolation = Literal["bubblewrap"] | Bubblewrap | Container | Kubernetes | None
 
 
@@ -76,7 +90,8 @@ async def isolated(
         with own_user() if "{user}" in isolation.command else nullcontext() as user:
             await asyncio.to_thread(change_owner, user, workspace)
             try:
-                yield Wrapped(isolation.wrap(command, workspace, environment, user), environment)
+                whole = isolation.wrap(command, workspace, environment, user)
+                yield Wrapped(whole, {**engine_environment(), **environment})
             finally:
                 await asyncio.shield(isolation.clean(workspace))
     else:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.temporary import SHARED, shared_folder
 
 IMAGE = "localhost/agl-harbor-test"
 """Empty folders and links: the system's own programs are mounted into it."""
@@ -155,10 +158,28 @@ def tasks_verified_apart(folder: Path) -> None:
 
 
 @cache
+def serve_docker() -> None:
+    """Where docker's client has no server, podman is it until the process has run its tests."""
+    if subprocess.run(["docker", "version"], capture_output=True, check=False).returncode == 0 or runs() is not None:
+        return
+    address = f"unix://{shared_folder('agl-podman-')}/podman.sock"
+    serving = subprocess.Popen(["podman", "system", "service", "--time", "0", address])
+    SHARED.callback(serving.wait)
+    SHARED.callback(serving.terminate)
+    os.environ["DOCKER_HOST"] = address
+    for _ in range(100):
+        if subprocess.run(["docker", "version"], capture_output=True, check=False).returncode == 0:
+            return
+        time.sleep(0.1)
+
+
+@cache
 def runs(engine: str = "podman") -> str | None:
     """Makes the image. Why there is none, if there is none."""
     if shutil.which(engine) is None:
         return f"{engine} is not installed"
+    if engine == "docker":
+        serve_docker()
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as image:
         for name in ("usr", "etc", "tmp", "proc", "dev", "sys", "run"):

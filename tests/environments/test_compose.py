@@ -28,6 +28,7 @@ from agentlightning.errors import ConfigError, ExecutorError
 from agentlightning.litagent.process import Captured
 from agentlightning.types.ids import random_hex
 from tests.environments.compose_tasks import CLIENT, IMAGE, LIMITS, composes, services, write_composed
+from tests.environments.harbor_tasks import engine_or_skip
 from tests.environments.interpreters import interpreter
 from tests.environments.model import answering, attempted
 
@@ -323,27 +324,20 @@ def done(task: Path, work: Callable[[Any], Any]) -> Verified:
 
 
 @pytest.fixture(params=["podman", "podman, newest", "docker"])
-def engine(request: pytest.FixtureRequest, podman: None, tmp_path: Path) -> Iterator[str]:
+def engine(request: pytest.FixtureRequest, podman: None) -> Iterator[str]:
     """An engine with its compose: podman's of the system and of PyPI, and Docker's with podman as its server."""
     with pytest.MonkeyPatch.context() as patched:
         find_compose.cache_clear()
         if request.param == "podman, newest":
             python = interpreter("PODMAN_COMPOSE_PYTHON", ("podman-compose==1.6.0",), (sys.executable,))
             patched.setenv("PATH", f"{Path(python).parent}:{os.environ['PATH']}")
-        serving = None
         if request.param == "docker":
-            if shutil.which("docker") is None:
-                pytest.skip("docker is not installed")
-            patched.setenv("DOCKER_HOST", f"unix://{tmp_path}/podman.sock")
+            engine_or_skip("docker")
             try:
                 find_compose("docker")
             except ConfigError as error:
                 pytest.skip(str(error))
-            serving = subprocess.Popen(["podman", "system", "service", "--time", "0", f"unix://{tmp_path}/podman.sock"])
         yield request.param.split(",")[0]
-        if serving is not None:
-            serving.terminate()
-            serving.wait()
     find_compose.cache_clear()
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ from agentlightning.environments.inspect import InspectEnvironment
 from agentlightning.environments.verifiers import VerifiersEnvironment
 from agentlightning.errors import AgentError, ConfigError, ExecutorError
 from agentlightning.types import Span
+from tests.environments.harbor_tasks import engine_or_skip
 from tests.environments.interpreters import interpreter
 from tests.environments.model import Answer, answering, attempted
 
@@ -196,6 +201,94 @@ async def test_with_inspect_itself(inspect_python: str, tmp_path: Path, monkeypa
     for name, words in ((f"{place}@nothing", "no task nothing"), (place, "name one"), (f"{place}x@sums", "no file")):
         with pytest.raises(ConfigError, match=words):
             agl.load_environment(f"inspect:{name}", python=inspect_python).tasks()
+
+
+SHOUTED = """\
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, accuracy, scorer
+from inspect_ai.solver import solver
+from inspect_ai.util import sandbox
+
+@solver
+def written():
+    async def solve(state, generate):
+        state = await generate(state)
+        await sandbox().write_file("/tmp/said.txt", state.output.completion)
+        return state
+    return solve
+
+@scorer(metrics=[accuracy()])
+def shouted():
+    async def score(state, target):
+        found = await sandbox().exec(["sh", "-c", "test ! -e THIS_FILE && tr a-z A-Z < /tmp/said.txt"])
+        return Score(value="C" if found.stdout == target.text else "I")
+    return score
+
+@task
+def shout():
+    samples = [Sample(input="Say hello", target="HELLO", id="a")]
+    return Task(dataset=samples, solver=[written()], scorer=[shouted()], sandbox=("docker", "compose.yaml"))
+"""
+COMPOSED = """\
+services:
+  default:
+    image: localhost/agl-busybox-test
+    command: [tail, -f, /dev/null]
+    network_mode: none
+    ulimits: {nofile: {soft: 1000, hard: 1000}, nproc: {soft: 1000, hard: 1000}, sigpending: {soft: 1000, hard: 1000}}
+    x-local: true
+"""
+CLIENT = """\
+#!/bin/sh
+if [ "$*" = "version --format json" ]; then echo '{"Server": {"Version": "THE_VERSION"}}'; exit; fi
+exec "THE_CLIENT" "$@"
+"""
+"""inspect asks for Docker's engine, and has podman here, whose version is another's."""
+
+
+def docker_with_busybox(folder: Path) -> None:
+    """An image of one program that needs no library: inspect mounts nothing of a machine whose engine is an old one."""
+    engine_or_skip("docker")
+    program = shutil.which("busybox")
+    if program is None or b"static" not in subprocess.run(["file", "-L", program], capture_output=True).stdout:
+        pytest.skip("there is no busybox that needs no library (on Debian: busybox-static)")
+    version = subprocess.run(["docker", "compose", "version", "--short"], capture_output=True, text=True).stdout
+    if [int(part) for part in re.findall(r"\d+", version)[:2]] < [2, 22]:
+        pytest.skip("there is no Docker Compose of version 2.22 or later")
+    names = subprocess.run([program, "--list"], capture_output=True, text=True, check=True).stdout.split()
+    for place in ("bin", "tmp", "usr", "root", "etc", "proc", "dev", "sys"):
+        (folder / place).mkdir(parents=True)
+    (folder / "usr" / "bin").symlink_to("../bin")
+    shutil.copy(program, folder / "bin" / "busybox")
+    for name in {*names} - {"busybox"}:
+        (folder / "bin" / name).symlink_to("busybox")
+    packed = subprocess.run(["tar", "-C", str(folder), "-c", "."], capture_output=True, check=True).stdout
+    subprocess.run(
+        ["docker", "import", "-", "localhost/agl-busybox-test"], input=packed, capture_output=True, check=True
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_inspect_acts_in_dockers_sandbox(
+    inspect_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker_with_busybox(tmp_path / "image")
+    (tmp_path / "compose.yaml").write_text(COMPOSED)
+    (tmp_path / "tasks.py").write_text(SHOUTED.replace("THIS_FILE", str(tmp_path)))
+    client = tmp_path / "bin" / "docker"
+    client.parent.mkdir()
+    script = CLIENT.replace("THE_CLIENT", str(shutil.which("docker")))
+    client.write_text(script.replace("THE_VERSION", "24.0.5"))
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{client.parent}:{os.environ['PATH']}")
+    env = InspectEnvironment(f"{tmp_path}/tasks.py@shout", python=inspect_python)
+    with pytest.raises(ExecutorError, match=r"require Docker Engine >= "):
+        await earned(env, env.tasks()[0], lambda _: "hello", monkeypatch)
+    client.write_text(script.replace("THE_VERSION", "24.0.6"))
+    assert await earned(env, env.tasks()[0], lambda _: "hello", monkeypatch) == ({"shouted": 1.0}, "shouted")
+    assert await earned(env, env.tasks()[0], lambda _: "help", monkeypatch) == ({"shouted": 0.0}, "shouted")
 
 
 SUMS = """\

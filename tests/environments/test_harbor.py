@@ -20,6 +20,7 @@ from agentlightning.environments.harbor.format import read_task
 from agentlightning.environments.harbor.trial import Verified, read_rewards, run_trial
 from agentlightning.errors import ConfigError, ExecutorError
 from agentlightning.litagent.process import Captured
+from agentlightning.types.ids import random_hex
 from tests.environments.harbor_tasks import (
     APART,
     ENGINES,
@@ -334,7 +335,11 @@ def command_lines() -> bytes:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-async def test_an_attempt_that_is_cancelled_leaves_nothing(engine: str, tmp_path: Path) -> None:
+async def test_an_attempt_that_is_cancelled_leaves_nothing(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = random_hex(8)  # others have containers of theirs meanwhile
+    monkeypatch.setattr("agentlightning.environments.harbor.containers.random_hex", lambda _: own)
     task = write_task(tmp_path / "task")
     env = HarborEnvironment(str(task), **engine_or_skip(engine))
     begun = asyncio.Event()
@@ -353,7 +358,7 @@ async def test_an_attempt_that_is_cancelled_leaves_nothing(engine: str, tmp_path
     assert b"86399" not in await asyncio.to_thread(command_lines)
     if engine != "bubblewrap":
         listed = await asyncio.to_thread(
-            subprocess.run, [engine, "ps", "-aq", "--filter", "name=agl-harbor"], capture_output=True, check=True
+            subprocess.run, [engine, "ps", "-aq", "--filter", f"name=agl-harbor-{own}"], capture_output=True, check=True
         )
         assert listed.stdout == b""
 

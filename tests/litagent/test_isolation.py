@@ -9,6 +9,7 @@ import sys
 import venv
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from agentlightning.errors import AgentError, ConfigError, JudgeError
 from agentlightning.gateway import Gateway
 from agentlightning.litagent import Container, LitAgent, Program
+from agentlightning.litagent.isolation import ENGINE_VARIABLES
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import DummyTracer
@@ -171,6 +173,23 @@ async def test_a_container_command_gets_workspace_and_environment(place: Place, 
     rollout = await place.run(Program([sys.executable, "-S", "-c", ASK], isolation=container))
     assert await place.reward(rollout) == 7.0, rollout.attempt.error
     assert len(list(tmp_path.glob("removed-agl-*"))) == 1
+
+
+async def test_where_the_engine_is_concerns_its_client_alone(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ENGINE_VARIABLES:
+        monkeypatch.setenv(name, f"of {name}")
+    client = tmp_path / "docker"  # its own environment and its arguments, and then what it ran
+    seen = "".join(f'test "${name}" = "of {name}" || exit 9\n' for name in ENGINE_VARIABLES)
+    passed = " ".join(f'*"--env {name} "*|' for name in ENGINE_VARIABLES).replace(" |", "|").rstrip("|")
+    client.write_text(f'#!/bin/sh\n{seen}case "$* " in {passed}) exit 8;; esac\necho 1\n')
+    client.chmod(0o755)
+    container = Container([str(client), "run", "{env}", "image"])
+    rollout = await place.run(Program(["true"], isolation=container))
+    assert await place.reward(rollout) == 1.0, rollout.attempt.error
+    rollout = await place.run(Program(["true"], isolation=container, env={"DOCKER_HOST": "another"}))
+    assert "exit code 9" in (rollout.attempt.error or "")
 
 
 def test_an_unknown_isolation_is_refused() -> None:

@@ -20,6 +20,7 @@ from agentlightning.environments.harbor.compose import ImageRecipe
 from agentlightning.environments.harbor.egress import PORT, Egress, needs_proxy, proxy_variables, restricted
 from agentlightning.errors import ConfigError, ExecutorError
 from agentlightning.litagent.bubblewrap import INSIDE, Passage
+from agentlightning.litagent.isolation import engine_environment
 from agentlightning.litagent.process import MARK, Captured, Finished, Limits, run_command
 from agentlightning.types.ids import random_hex
 
@@ -139,8 +140,8 @@ async def call_engine(
 
 def client_environment() -> dict[str, str]:
     """What the engine's client sees of our environment."""
-    known = ("PATH", "HOME", "USER", "XDG_RUNTIME_DIR", "XDG_DATA_HOME", "DOCKER_HOST", "DOCKER_CONFIG", "TMPDIR")
-    return {name: os.environ[name] for name in known if name in os.environ}
+    known = ("PATH", "HOME", "USER", "TMPDIR")
+    return {**{name: os.environ[name] for name in known if name in os.environ}, **engine_environment()}
 
 
 @asynccontextmanager

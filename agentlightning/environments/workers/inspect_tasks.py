@@ -103,7 +103,12 @@ def run(task: Any, settings: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     what, name, given = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-    if what == "list":
-        listed(load(name, given["arguments"]), given["sandbox"])
-    else:
-        print("\n" + json.dumps(run(load(name, given["arguments"]), given)))  # noqa: T201
+    try:
+        if what == "list":
+            listed(load(name, given["arguments"]), given["sandbox"])
+        else:
+            print("\n" + json.dumps(run(load(name, given["arguments"]), given)))  # noqa: T201
+    except Exception as error:
+        if type(error).__name__ != "PrerequisiteError":
+            raise
+        raise SystemExit(str(error)) from None  # inspect's own words for what is missing, which it prints on stdout
