@@ -14,7 +14,7 @@ import math
 import re
 import reprlib
 from abc import ABCMeta
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from pathlib import Path
@@ -364,6 +364,17 @@ def nearest(name: str, known: Collection[str]) -> str | None:
     if other in known:
         return other
     return next(iter(difflib.get_close_matches(name.lower(), known, n=1, cutoff=_ALIKE)), None)
+
+
+def can_be(given: Any, known: Iterable[Any], also: str = "") -> str:
+    """Which values there are, and which of them was probably meant by another: what follows "NAME is VALUE; "."""
+    names = {str(name).lower().replace("-", "_"): name for name in known}
+    wanted = str(given).lower().replace("-", "_")
+    near = difflib.get_close_matches(wanted, names, n=3, cutoff=_ALIKE)
+    near.sort(key=lambda name: name[:1] != wanted[:1])
+    *most, last = [*map(repr, names.values()), *filter(None, [also])]
+    listed = f"{', '.join(most)} or {last}" if most else last
+    return f"it can be {listed}.{f' Did you mean {names[near[0]]!r}?' if near and wanted else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,6 +198,7 @@ KUBELET = {
     "cgroupRoot": f"/{CGROUP}",
     "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1Gi", "imagefs.available": "1Gi"},
     "failSwapOn": False,
+    "imageGCHighThresholdPercent": 100,  # on a disk that is nearly full it would delete the only image there is
     "kubeAPIQPS": 50,
     "kubeAPIBurst": 100,
     "makeIPTablesUtilChains": False,

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentlightning.adapter.conversations import Conversation, conversations
 from agentlightning.adapter.matching import MATCHES, RewardMatch
-from agentlightning.arguments import explained_class
+from agentlightning.arguments import can_be, explained_class
 from agentlightning.errors import ConfigError
 from agentlightning.types import Call, Span, Triplet
 
@@ -42,7 +42,7 @@ class TracerTraceToTriplet:
         exclude_llm_call_in_reward: bool = True,
     ) -> None:
         if reward_match not in MATCHES:
-            raise ConfigError(f"reward_match is {reward_match!r}; it can be {' or '.join(map(repr, MATCHES))}.")
+            raise ConfigError(f"reward_match is {reward_match!r}; {can_be(reward_match, MATCHES)}")
         self.agent_match = agent_match
         self.llm_call_match = llm_call_match
         self.reward_match: RewardMatch = reward_match

@@ -32,7 +32,7 @@ from agentlightning.algorithm.records import (
     value_of,
 )
 from agentlightning.algorithm.stall import StallRule
-from agentlightning.arguments import GivenByName, Needs, one_of
+from agentlightning.arguments import GivenByName, Needs, can_be, one_of
 from agentlightning.backend import BackendFactory, ComputeSettings, ModelSettings, check_backend
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
@@ -320,8 +320,7 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, Algorithm):
     def credit_mode(self) -> CreditMode:
         """The way of credit and what it needs."""
         if self.credit not in CREDIT_MODES:
-            known = " or ".join(repr(name) for name in CREDIT_MODES)
-            raise ConfigError(f"credit is {self.credit!r}; it can be {known}.")
+            raise ConfigError(f"credit is {self.credit!r}; {can_be(self.credit, CREDIT_MODES)}")
         return CREDIT_MODES[self.credit]
 
     @property

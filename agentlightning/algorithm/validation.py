@@ -23,7 +23,7 @@ from agentlightning.algorithm.records import (
     value_of,
     written,
 )
-from agentlightning.arguments import one_of
+from agentlightning.arguments import can_be, one_of
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import DTYPES
 from agentlightning.learner.catalog import LOSSES, check_loss
@@ -104,8 +104,7 @@ def _refuse_unknown_choices(s: FeatureSettings) -> None:
     for name, allowed in choices(type(s)).items():
         value = value_of(s, name)
         if value not in allowed:
-            known = " or ".join(repr(choice) for choice in allowed)
-            raise ConfigError(f"{written(s, name)} is {value!r}; it can be {known}.")
+            raise ConfigError(f"{written(s, name)} is {value!r}; {can_be(value, allowed)}")
     _ = s.loss_spec, s.estimator, s.credit_mode  # each says itself what it can be
     uses = get_args(Use)
     for outcome, use in s.outcome_use.items():

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from agentlightning.arguments import can_be
 from agentlightning.backend.base import (
     POLICY,
     Backend,
@@ -52,11 +53,9 @@ _OTHERS: dict[str, str] = {
 def check_backend(kind: str | BackendFactory, options: Mapping[str, Any] | None = None) -> None:
     """Raises ConfigError for what is no backend, and for options that it does not have."""
     if kind not in BACKENDS if isinstance(kind, str) else not callable(kind):
-        known = " or ".join(repr(name) for name in BACKENDS)
         meant = _OTHERS.get(re.sub("[^a-z]", "", kind.lower()), "") if isinstance(kind, str) else ""
-        raise ConfigError(
-            f"backend is {kind!r}; it can be {known}, or a callable that makes one from a ModelSpec. {meant}".rstrip()
-        )
+        known = can_be(kind, BACKENDS, "a callable that makes one from a ModelSpec")
+        raise ConfigError(f"backend is {kind!r}; {known} {meant}".rstrip())
     if options and isinstance(kind, str):
         if kind not in OPTIONS:
             raise ConfigError(f"backend_options: the backend '{kind}' has none, so they would have no effect.")

@@ -82,6 +82,14 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     return (np.cumsum(counts) - (counts - 1) / 2)[order]
 
 
+_COOL = "Ask for temperature=1.0, in the agent's request too, and without a fixed seed."
+_SETTLED = (
+    "The model has settled, although it was sampled at temperature 1: go back to an earlier checkpoint, with "
+    "entropy_coef=0.01 and four times as many tasks a step. Few tasks pull it towards what pays for them alone. If the "
+    "agent's request fixes a seed, leave it out."
+)
+
+
 def _same_answers(evidence: Evidence) -> Iterator[Finding]:
     groups = [group for group in evidence.groups if any(e.calls for e in group)]
     same = sameness(groups)
@@ -98,8 +106,7 @@ def _same_answers(evidence: Evidence) -> Iterator[Finding]:
         yield problem(
             "same_answers",
             f"{same:.0%} of the rollouts say word for word what a sibling said, so there is nothing to compare.",
-            "Ask for temperature=1.0, in the agent's request too, and without a fixed seed; if entropy has collapsed, "
-            "go back to an earlier checkpoint.",
+            _SETTLED if min(temperatures, default=0.0) >= 1.0 else _COOL,
             share=same,
             temperatures=temperatures,
         )

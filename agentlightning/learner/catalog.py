@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from agentlightning.arguments import explained_class
+from agentlightning.arguments import can_be, explained_class
 from agentlightning.errors import ConfigError
 from agentlightning.importing import import_environment, look_where_the_parent_does
 
@@ -76,10 +76,8 @@ def as_loss(given: str | Callable[..., Any] | LossSpec) -> LossSpec:
             return LOSSES[given]
         if ":" in given:
             return LossSpec(given)
-        known = " or ".join(repr(name) for name in LOSSES)
-        raise ConfigError(
-            f"loss is {given!r}; it can be {known}, or a function's import path 'package.module:function'."
-        )
+        path = "a function's import path 'package.module:function'"
+        raise ConfigError(f"loss is {given!r}; {can_be(given, LOSSES, path)}")
     return LossSpec(import_path(given))
 
 

@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+from agentlightning.arguments import can_be
 from agentlightning.dashboard import served_with_dashboard
 from agentlightning.errors import ConfigError, VariableError
 from agentlightning.keys import derived_secret, new_key
@@ -62,7 +63,7 @@ class Strategy:
             raise VariableError(f"AGL_CURRENT_ROLE is '{role}'; it can be both, algorithm or runner.")
         chosen = runners or (default if role == "both" else "remote")
         if chosen not in get_args(Runners):
-            raise ConfigError(f"strategy is {chosen!r}; it can be 'inline', 'processes', 'ray' or 'remote'.")
+            raise ConfigError(f"strategy is {chosen!r}; {can_be(chosen, get_args(Runners))}")
         if role != "both" and chosen != "remote":
             raise ConfigError(
                 f"AGL_CURRENT_ROLE={role} means runners on other machines; leave strategy={chosen!r} out."

@@ -97,7 +97,7 @@ async def test_a_paused_backend_starts_nothing(backend: Backend) -> None:
 
 
 def test_what_is_no_backend_is_refused() -> None:
-    with pytest.raises(ConfigError, match="it can be 'embedded' or 'inprocess' or 'ray' or 'vllm', or a callable"):
+    with pytest.raises(ConfigError, match="it can be 'embedded', 'inprocess', 'ray', 'vllm' or a callable"):
         agl.GRPO(model="calc", backend="warp")
 
 

@@ -206,7 +206,12 @@ SICK: dict[str, tuple[str, str, Recording]] = {
         "Leave max_tokens out",
         Recording(groups=told(calls=(Said(ids=(), finish_reason="length", settings={"max_tokens": 0}),))),
     ),
-    "deterministic": ("same_answers", "temperature=1.0", Recording(groups=told(calls=(Said(ids=(4, 5, 6)),)))),
+    "settled": ("same_answers", "entropy_coef=0.01", Recording(groups=told(calls=(Said(ids=(4, 5, 6)),)))),
+    "cool": (
+        "same_answers",
+        "temperature=1.0",
+        Recording(groups=told(calls=(Said(ids=(4, 5, 6), temperature=0.3),))),
+    ),
     "greedy": (
         "greedy_sampling",
         "temperature=1.0",

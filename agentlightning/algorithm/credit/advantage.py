@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from agentlightning.arguments import explained, explained_class
+from agentlightning.arguments import can_be, explained, explained_class
 from agentlightning.errors import ConfigError
 from agentlightning.types.arrays import Array, Float32Array, Int32Array, np
 
@@ -208,8 +208,7 @@ def as_estimator(given: str | Compute | Estimator) -> Estimator:
     if isinstance(given, str):
         if given in ADVANTAGES:
             return ADVANTAGES[given]
-        known = " or ".join(repr(name) for name in ADVANTAGES)
-        raise ConfigError(f"advantage is {given!r}; it can be {known}, or a function.")
+        raise ConfigError(f"advantage is {given!r}; {can_be(given, ADVANTAGES, 'a function')}")
     try:
         inspect.signature(given).bind(None, None, None)
     except (TypeError, ValueError):

@@ -18,6 +18,7 @@ from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.algorithm.sampling.schedule import first_of, source_of
 from agentlightning.algorithm.settings import TrainingSettings
+from agentlightning.arguments import can_be
 from agentlightning.errors import ConfigError
 from agentlightning.types import Dataset, Outcome
 from agentlightning.types.arrays import Array, Float64Array, np
@@ -89,8 +90,7 @@ def as_curriculum(given: str | Weigh | None) -> Weigh | None:
     if isinstance(given, str):
         if given in CURRICULA:
             return CURRICULA[given]
-        known = " or ".join(repr(name) for name in CURRICULA)
-        raise ConfigError(f"curriculum is {given!r}; it can be {known}, or a function.")
+        raise ConfigError(f"curriculum is {given!r}; {can_be(given, CURRICULA, 'a function')}")
     try:
         inspect.signature(given).bind(None)
     except (TypeError, ValueError):

@@ -22,7 +22,7 @@ from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.algorithm.records import ByName, value_of
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.arguments import explained_class
+from agentlightning.arguments import can_be, explained_class
 from agentlightning.backend import Backend, TakesUp
 from agentlightning.errors import ConfigError
 from agentlightning.metrics.catalogue import REWARD, Metric
@@ -94,7 +94,7 @@ class League(ByName, Part):
 
     def __post_init__(self) -> None:
         if isinstance(self.draw, str) and self.draw not in DRAWS:
-            raise ConfigError(f"draw is {self.draw!r}; it can be {' or '.join(map(repr, DRAWS))}, or a function.")
+            raise ConfigError(f"draw is {self.draw!r}; {can_be(self.draw, DRAWS, 'a function')}")
         for name in ("size", "every", "seats"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
