@@ -1,7 +1,7 @@
 """Three tasks from scratch, beside a plain loop: a random model learns to copy digits, to guess one, to say three.
 
     python benchmarks/scratch.py [--task copy] [--task guess] [--steps 60] [--seeds 2] [--rates default,1e-3] [--plain]
-                                 [--shape 0.6B] [--quick] [--json]
+                                 [--tasks-per-step 8] [--entropy-coef 0] [--shape 0.6B] [--quick] [--json]
 
 `copy`: say the three digits of the message again; the reward is the share of places that are right. `guess`: find a
 digit in two tries; after the first one hears whether the number is lower or higher. It earns 1 for the first try, 0.7
@@ -30,7 +30,7 @@ TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% if m['role'] == 'assistant' %}<end> {% endif %}"
     "{% endfor %}{% if add_generation_prompt %}assistant {% endif %}"
 )
-TASKS_PER_STEP, GROUP, TRIES = 8, 8, 2
+GROUP, TRIES = 8, 2
 
 
 SMALL = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -108,7 +108,7 @@ GAMES = {
 
 
 def ours(
-    name: str, steps: int, seed: int, rate: float | None, shape: str | None = None, **settings: Any
+    name: str, steps: int, seed: int, rate: float | None, tasks: int = 8, shape: str | None = None, **settings: Any
 ) -> list[float]:
     """Mean reward of each step."""
     from openai import AsyncOpenAI
@@ -133,7 +133,7 @@ def ours(
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder) / "model", seed, shape)
         algorithm = agl.GRPO(
-            model=str(model), steps=steps, tasks_per_step=TASKS_PER_STEP, group_size=GROUP, seed=seed, max_context=64,
+            model=str(model), steps=steps, tasks_per_step=tasks, group_size=GROUP, seed=seed, max_context=64,
             save_every=1000, val_every=1000, learning_rate=rate, renderer="default", **settings,
         )  # fmt: skip
         trainer = agl.Trainer(algorithm=algorithm, run_dir=f"{folder}/run", concurrency=64, console=SilentConsole())
@@ -143,7 +143,7 @@ def ours(
 # ---- the reference ---------------------------------------------------------------------------------------------------
 
 
-def plain(name: str, steps: int, seed: int, rate: float) -> list[float]:
+def plain(name: str, steps: int, seed: int, rate: float, tasks: int = 8, entropy_coef: float = 0.0) -> list[float]:
     """GRPO as its paper has it (arXiv 2402.03300), without clipping, as each rollout is learned once."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -191,8 +191,8 @@ def plain(name: str, steps: int, seed: int, rate: float) -> list[float]:
 
     curve = []
     for _ in range(steps):
-        tasks = [task for task in order.sample(game.tasks, TASKS_PER_STEP) for _ in range(GROUP)]
-        rewards, said = played(tasks)
+        drawn = [task for task in order.sample(game.tasks, tasks) for _ in range(GROUP)]
+        rewards, said = played(drawn)
         groups = torch.tensor(rewards).view(-1, GROUP)
         advantages = (
             (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True, correction=0) + 1e-6)
@@ -201,9 +201,10 @@ def plain(name: str, steps: int, seed: int, rate: float) -> list[float]:
         for advantage, one in zip(advantages.tolist(), said, strict=True):
             for prompt, answer in one:
                 logits = model(input_ids=torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
-                losses.append(
-                    -advantage * logits.log_softmax(-1).gather(1, torch.tensor(answer)[:, None]).sum() / count
-                )
+                logs = logits.log_softmax(-1)
+                entropy = -(logs.exp() * logs).sum()
+                gained = advantage * logs.gather(1, torch.tensor(answer)[:, None]).sum()
+                losses.append(-(gained + entropy_coef * entropy) / count)
         torch.stack(losses).sum().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -218,6 +219,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--rates", default="default,1e-3")
+    parser.add_argument("--tasks-per-step", type=int, default=8)
+    parser.add_argument("--entropy-coef", type=float, default=0.0)
     parser.add_argument("--plain", action="store_true", help="the reference, too, at each rate that is given")
     parser.add_argument("--shape", help="the layers of a Qwen3 of this size, such as 0.6B; not with --plain")
     parser.add_argument("--quick", action="store_true", help="a few steps of one seed")
@@ -234,7 +237,8 @@ def main() -> None:
                 if who == "plain" and (rate is None or not given.plain):
                     continue
                 for seed in range(seeds):
-                    curve = run(name, steps, seed, rate, **({"shape": given.shape} if given.shape else {}))  # pyright: ignore
+                    more = {"entropy_coef": given.entropy_coef} | ({"shape": given.shape} if given.shape else {})
+                    curve = run(name, steps, seed, rate, given.tasks_per_step, **more)  # pyright: ignore
                     tenth = max(steps // 6, 1)
                     ends = fmean(curve[:tenth]), fmean(curve[-tenth:])
                     found.append(

@@ -71,6 +71,6 @@ def test_folders_of_tests_are_removed() -> None:
     made = {
         path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py") if "mkdtemp(" in path.read_text()
     }
-    removed = {path for path in made if "shutil.rmtree(" in (ROOT / path).read_text()}
+    removed = {path for path in made if "shutil.rmtree" in (ROOT / path).read_text()}
     assert not made - removed, "use tests.temporary.shared_folder"
     assert "tests/temporary.py" in removed
