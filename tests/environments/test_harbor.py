@@ -10,6 +10,7 @@ import socket
 import subprocess
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,7 +147,6 @@ REFUSED = {
         "agent.allowed_hosts.0: 'https://example.org' is no name of a host",
     ),
     "MCP": ('[[environment.mcp_servers]]\nname = "x"\n', "environment.mcp_servers"),
-    "a size": ("[environment]\nstorage_mb = 5\n", "environment.storage_mb"),
     "a time": ("[agent]\ntimeout_sec = -1\n", "agent.timeout_sec"),
     "a variable of ours": ('[environment]\nenv = { KEY = "${HOME}" }\n', "HOME"),
 }
@@ -165,6 +165,24 @@ def test_a_key_that_cannot_be_honoured_is_refused_by_its_name(kind: str, tmp_pat
         agl.load_environment(f"harbor:{tmp_path}", **options).tasks()
     assert words in str(caught.value)
     assert "task.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize("size", ["storage_mb = 10240", 'storage = "10G"'])
+def test_a_box_has_the_disk_that_there_is(
+    size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nearly every task of the public data sets names a size, and Harbor's own containers do not limit it either."""
+    write_task(tmp_path / "a", more=f"[environment]\n{size}\n")
+    write_task(tmp_path / "b", more=f"[environment]\n{size}\n")
+    options = engine_or_skip("bubblewrap")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=20 << 30))
+    assert len(agl.load_environment(f"harbor:{tmp_path}", **options).tasks()) == 2
+    assert not caplog.messages
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=3000 << 20))
+    assert len(agl.load_environment(f"harbor:{tmp_path}", **options).tasks()) == 2
+    (said,) = caplog.messages
+    assert said.startswith("tests/a asks for 10,240 MiB of disk")
+    assert "3,000 MiB free" in said
 
 
 def test_older_spellings_mean_what_they_meant(tmp_path: Path) -> None:

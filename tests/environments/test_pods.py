@@ -53,11 +53,15 @@ def tried(task: Path, **options: Any) -> dict[str, Any]:
 
 
 def test_a_pod_has_the_limits_of_its_task_and_an_end() -> None:
-    section = EnvironmentSection(docker_image="x:1", cpus=2, memory=512)  # pyright: ignore[reportCallIssue]
+    section = EnvironmentSection(docker_image="x:1", cpus=2, memory=512, storage="2G")  # pyright: ignore[reportCallIssue]
     made = manifest("agl-harbor-x", section)
     template = {"metadata": made["metadata"], "spec": made["spec"]}
     check({"apiVersion": "batch/v1", "kind": "Job", "metadata": made["metadata"], "spec": {"template": template}})
-    assert made["spec"]["containers"][0]["resources"]["limits"] == {"cpu": "2", "memory": "512Mi"}
+    assert made["spec"]["containers"][0]["resources"]["limits"] == {
+        "cpu": "2",
+        "memory": "512Mi",
+        "ephemeral-storage": "2048Mi",
+    }
     assert made["spec"]["activeDeadlineSeconds"] == 86_400
     assert made["spec"]["automountServiceAccountToken"] is False
 

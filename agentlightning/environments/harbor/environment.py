@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
+import shutil
+import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
@@ -35,6 +38,8 @@ from agentlightning.litagent.known_agents import KNOWN_AGENTS, with_llm
 from agentlightning.litagent.process import Captured
 from agentlightning.litagent.program import endpoint_variables, first_llm
 from agentlightning.types import LLM, AttemptedRollout, NamedResources
+
+logger = logging.getLogger(__name__)
 
 _INSTALL_SECONDS = 360.0
 
@@ -94,6 +99,7 @@ class HarborEnvironment(Environment):
             time_factor=time_factor,
         )
         self._reward_key = reward_key
+        self._disk_mb = shutil.disk_usage(tempfile.gettempdir()).free >> 20
         self.agent = _HarborAgent(self, agent, install=install)
 
     @property
@@ -111,6 +117,13 @@ class HarborEnvironment(Environment):
         """A task as an agent is given it. Raises ConfigError where its services are refused, before anything runs."""
         if composition_of(read, self._settings) is not None:
             find_compose(self._settings.engine)
+        wanted = read.file.environment.storage_mb or 0
+        if self._settings.engine != "kubernetes" and wanted > self._disk_mb:
+            logger.warning(
+                "%s asks for %s MiB of disk (storage_mb), and %s has %s MiB free. It runs all the same.",
+                *(read.name, f"{wanted:,}", tempfile.gettempdir(), f"{self._disk_mb:,}"),
+            )
+            self._disk_mb = wanted  # only more than that is said again
         return {"name": read.name, "path": str(read.folder), "prompt": read.stages[0].instruction}
 
     async def probes(self, tasks: Sequence[Any]) -> AsyncIterator[Probe]:

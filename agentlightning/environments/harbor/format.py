@@ -116,9 +116,8 @@ class EnvironmentSection(Networked):
     os: Annotated[str, AfterValidator(lambda value: _only(value, "linux"))] = "linux"
     cpus: Annotated[float | None, Field(gt=0)] = None
     memory_mb: Megabytes = Field(default=None, validation_alias=AliasChoices("memory_mb", "memory"))
-    storage_mb: Annotated[Megabytes, _refused("the size of a container's disk is not limited here")] = Field(
-        default=None, validation_alias=AliasChoices("storage_mb", "storage")
-    )
+    storage_mb: Megabytes = Field(default=None, validation_alias=AliasChoices("storage_mb", "storage"))
+    """Of a pod; elsewhere a box has what its disk has, as in Harbor's own containers."""
     gpus: Annotated[int | None, _refused("a box has no GPU here")] = None
     gpu_types: Annotated[list[str] | None, _refused("a box has no GPU here")] = None
     tpu: Annotated[Any, _refused("a box has no TPU here")] = None

@@ -131,6 +131,7 @@ def manifest(name: str, section: EnvironmentSection) -> dict[str, Any]:
     """A pod that stays until it is deleted, for a day at most."""
     limits = {"cpu": f"{section.cpus:g}"} if section.cpus else {}
     limits |= {"memory": f"{section.memory_mb}Mi"} if section.memory_mb else {}
+    limits |= {"ephemeral-storage": f"{section.storage_mb}Mi"} if section.storage_mb else {}
     container = {
         "name": _CONTAINER,
         "image": section.docker_image,
