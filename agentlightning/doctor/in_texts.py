@@ -84,9 +84,9 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 _COOL = "Ask for temperature=1.0, in the agent's request too, and without a fixed seed."
 _SETTLED = (
-    "The model has settled, although it was sampled at temperature 1: go back to an earlier checkpoint, with "
-    "entropy_coef=0.01 and four times as many tasks a step. Few tasks pull it towards what pays for them alone. If the "
-    "agent's request fixes a seed, leave it out."
+    "The model has settled, although it was sampled at temperature 1: set entropy_coef=0.01 and four times the "
+    "tasks_per_step, and begin at an earlier checkpoint if there is one from before. If the agent's request fixes a "
+    "seed, leave it out."
 )
 
 

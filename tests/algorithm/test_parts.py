@@ -297,7 +297,7 @@ def test_a_run_whose_rollouts_all_earn_the_highest_reward_is_solved(reporter: Re
 
 
 def test_an_unknown_schedule_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="'constant' or 'linear' or 'cosine'"):
+    with pytest.raises(ConfigError, match="'constant', 'linear' or 'cosine'"):
         GRPO(model="calc", schedule="square")  # pyright: ignore[reportArgumentType]
 
 

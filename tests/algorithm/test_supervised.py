@@ -134,7 +134,7 @@ def test_what_is_no_chat_is_refused() -> None:
         chat_episode(load_rendering(resolve_model("calc")), CHAT[:2], "c")
     with pytest.raises(ConfigError, match="must be a chat"):
         chat_episode(load_rendering(resolve_model("calc")), {"messages": ["hello"]}, "c")
-    with pytest.raises(ConfigError, match="'rollouts' or 'chats'"):
+    with pytest.raises(ConfigError, match="'rollouts', 'chats' or 'run'"):
         agl.SFT(model="calc", source="books")  # pyright: ignore[reportArgumentType]
 
 
