@@ -284,8 +284,8 @@ MAKE = """
 import asyncio, sys
 from pathlib import Path
 from agentlightning.litagent import Kubernetes, Limits
-from agentlightning.litagent.kubernetes import Work, run_job
-work = Work("ro-1", "at-1", "program", ["sleep", "300"], {}, b"", False, 600.0)
+from agentlightning.litagent.kubernetes import AttemptWork, run_job
+work = AttemptWork("ro-1", "at-1", "program", ["sleep", "300"], {}, b"", False, 600.0)
 here = Kubernetes("agent:1", server=sys.argv[1], namespace=sys.argv[2])
 asyncio.run(run_job(here, work, folder=Path("."), limits=Limits()))
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import itertools
 import re
 from collections import defaultdict
@@ -99,3 +100,20 @@ def test_a_count_bends_its_noun() -> None:
     assert wrong == []
     assert [counted(n, "call is", "calls are") for n in (0, 1, 2000)] == ["0 calls are", "1 call is", "2,000 calls are"]
     assert [counted(n, "rollout") for n in (0, 1, 2)] == ["0 rollouts", "1 rollout", "2 rollouts"]
+
+
+def test_programs_in_strings_import_what_there_is() -> None:
+    """Those of tests that seldom run: a node of Kubernetes, a cluster. Tests of wrong names are left out."""
+    imports = re.compile(r"^\s*from (agentlightning[\w.]*) import ([\w, ]+)$", re.MULTILINE)
+    absent, seen = [], 0
+    for folder in ("backend", "e2e", "environments", "gateway", "litagent", "runner", "store", "trainer"):
+        for path in sorted((Path(__file__).parents[1] / folder).rglob("test_*.py")):
+            strings = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
+            for module, names in imports.findall("\n".join(s for s in strings if isinstance(s, str))):
+                for name in (name.split(" as ")[0].strip() for name in names.split(",")):
+                    seen += 1
+                    found = hasattr(importlib.import_module(module), name)
+                    if not found and importlib.util.find_spec(f"{module}.{name}") is None:
+                        absent.append(f"{path.name}: {module}.{name}")
+    assert absent == []
+    assert seen > 30
