@@ -31,9 +31,9 @@ from agentlightning.environments.base import Environment, Probe
 from agentlightning.errors import AgentError, ConfigError, ExecutorError, RewardError, debugging
 from agentlightning.files import reason_of_file
 from agentlightning.litagent import LitAgent
-from agentlightning.litagent.isolation import engine_environment
+from agentlightning.litagent.isolation import base_environment, engine_environment
 from agentlightning.litagent.process import Captured, Finished, Limits, run_command
-from agentlightning.litagent.program import base_environment, endpoint_variables, first_llm
+from agentlightning.litagent.program import endpoint_variables, first_llm
 from agentlightning.types import LLM, AttemptedRollout, GroupReward, NamedResources, Sibling
 from agentlightning.types.finding import counted
 from agentlightning.types.names import REWARDED_LATER

@@ -30,7 +30,7 @@ from agentlightning.environments.foreign import module_path
 from agentlightning.environments.playing import ActionResult, PlayedEpisode, Player, last_number, seeds_of
 from agentlightning.errors import ConfigError, ExecutorError
 from agentlightning.files import reason_of_file
-from agentlightning.litagent.program import base_environment
+from agentlightning.litagent.isolation import base_environment
 from agentlightning.net.outgoing import http_session, reason_of
 
 _FULL = "CAPACITY_REACHED"

@@ -55,12 +55,24 @@ class Container:
                 await asyncio.wait_for(process.wait(), 30)
 
 
+INHERITED = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM"),
+        *("VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "NODE_PATH", "PYTHONPATH", "PYTHONHOME"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
+    }
+)
+"""What a program sees of our environment, with LC_*; the rest may hold secrets. `env` adds to it."""
 ENGINE_VARIABLES = (
     *("DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY", "DOCKER_API_VERSION"),
     *("CONTAINER_HOST", "CONTAINER_CONNECTION", "CONTAINER_SSHKEY", "CONTAINERS_CONF", "REGISTRY_AUTH_FILE"),
     *("XDG_RUNTIME_DIR", "XDG_DATA_HOME", "XDG_CONFIG_HOME"),
 )
 """By which clients of docker and podman find their engine, and what belongs to it."""
+
+
+def base_environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k in INHERITED or k.startswith("LC_")}
 
 
 def engine_environment() -> dict[str, str]:
@@ -91,7 +103,7 @@ async def isolated(
             await asyncio.to_thread(change_owner, user, workspace)
             try:
                 whole = isolation.wrap(command, workspace, environment, user)
-                yield Wrapped(whole, {**engine_environment(), **environment})
+                yield Wrapped(whole, {**base_environment(), **engine_environment(), **environment})
             finally:
                 await asyncio.shield(isolation.clean(workspace))
     else:

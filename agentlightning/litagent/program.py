@@ -29,7 +29,7 @@ from agentlightning.errors import AgentError, ConfigError, DeadlineError, Execut
 from agentlightning.files import remove_tree
 from agentlightning.keys import ALL_SCOPES, REWARDS
 from agentlightning.litagent import placeholders, view
-from agentlightning.litagent.isolation import Container, Isolation, check_isolation, isolated
+from agentlightning.litagent.isolation import Container, Isolation, base_environment, check_isolation, isolated
 from agentlightning.litagent.known_agents import KNOWN_AGENTS, KnownAgent, with_llm
 from agentlightning.litagent.kubernetes import AttemptWork, Kubernetes, run_job
 from agentlightning.litagent.litagent import LitAgent
@@ -53,15 +53,6 @@ logger = logging.getLogger(__name__)
 
 TaskAs = Literal["stdin", "file", "env"]
 RewardFrom = Literal["last_line", "file", "http"]
-
-INHERITED = frozenset(
-    {
-        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM"),
-        *("VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "NODE_PATH", "PYTHONPATH", "PYTHONHOME"),
-        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
-    }
-)
-"""What a program sees of our environment, with LC_*; the rest may hold secrets. `env` adds to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +277,7 @@ class Program(LitAgent[Any]):
 
     def _inherited(self) -> Mapping[str, str]:
         """What a command sees of our environment; in an image it has the image's."""
-        return {} if isinstance(self._isolation, Kubernetes) else base_environment()
+        return {} if isinstance(self._isolation, Kubernetes | Container) else base_environment()
 
     async def _grade(self, rollout: AttemptedRollout, task: Any, finished: Finished, folder: Path) -> float:
         trace = current_trace()
@@ -448,10 +439,6 @@ def _arguments(command: Sequence[str] | str, *, here: bool) -> list[str]:
 
 def _absolute(argument: str) -> str:
     return os.path.abspath(argument) if os.path.isfile(argument) else argument
-
-
-def base_environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if k in INHERITED or k.startswith("LC_")}
 
 
 def first_llm(resources: NamedResources) -> LLM | None:

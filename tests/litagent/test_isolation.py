@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 from agentlightning.errors import AgentError, ConfigError, JudgeError
 from agentlightning.gateway import Gateway
 from agentlightning.litagent import Container, LitAgent, Program
-from agentlightning.litagent.isolation import ENGINE_VARIABLES
+from agentlightning.litagent.isolation import ENGINE_VARIABLES, INHERITED
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import DummyTracer
@@ -175,14 +176,15 @@ async def test_a_container_command_gets_workspace_and_environment(place: Place, 
     assert len(list(tmp_path.glob("removed-agl-*"))) == 1
 
 
-async def test_where_the_engine_is_concerns_its_client_alone(
+async def test_our_environment_concerns_the_engines_client_alone(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ENGINE_VARIABLES:
         monkeypatch.setenv(name, f"of {name}")
     client = tmp_path / "docker"  # its own environment and its arguments, and then what it ran
     seen = "".join(f'test "${name}" = "of {name}" || exit 9\n' for name in ENGINE_VARIABLES)
-    passed = " ".join(f'*"--env {name} "*|' for name in ENGINE_VARIABLES).replace(" |", "|").rstrip("|")
+    passed = "|".join(f'*"--env {name} "*' for name in (*ENGINE_VARIABLES, *INHERITED))
+    seen += f'test "$PATH" = "{os.environ["PATH"]}" || exit 7\n'
     client.write_text(f'#!/bin/sh\n{seen}case "$* " in {passed}) exit 8;; esac\necho 1\n')
     client.chmod(0o755)
     container = Container([str(client), "run", "{env}", "image"])
