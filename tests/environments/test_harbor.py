@@ -174,15 +174,18 @@ def test_a_box_has_the_disk_that_there_is(
     """Nearly every task of the public data sets names a size, and Harbor's own containers do not limit it either."""
     write_task(tmp_path / "a", more=f"[environment]\n{size}\n")
     write_task(tmp_path / "b", more=f"[environment]\n{size}\n")
+    write_task(tmp_path / "c", more="[environment]\nstorage_mb = 15360\n")
     options = engine_or_skip("bubblewrap")
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=20 << 30))
-    assert len(agl.load_environment(f"harbor:{tmp_path}", **options).tasks()) == 2
+    assert len(agl.load_environment(f"harbor:{tmp_path}", **options).tasks()) == 3
     assert not caplog.messages
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=3000 << 20))
-    assert len(agl.load_environment(f"harbor:{tmp_path}", **options).tasks()) == 2
-    (said,) = caplog.messages
-    assert said.startswith("tests/a asks for 10,240 MiB of disk")
-    assert "3,000 MiB free" in said
+    assert len(agl.load_environment(f"harbor:{tmp_path}", **options).tasks()) == 3
+    assert [said.partition(" MiB of disk")[0] for said in caplog.messages] == [
+        "tests/a asks for 10,240",
+        "tests/c asks for 15,360",
+    ]
+    assert all("3,000 MiB free" in said for said in caplog.messages)
 
 
 def test_older_spellings_mean_what_they_meant(tmp_path: Path) -> None:

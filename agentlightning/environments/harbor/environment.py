@@ -44,6 +44,16 @@ logger = logging.getLogger(__name__)
 _INSTALL_SECONDS = 360.0
 
 
+def _warn_of_disk(name: str, wanted_mb: int) -> None:
+    """Where a box may come to have less disk than its task asks for: nothing keeps it from more or less here."""
+    place = tempfile.gettempdir()
+    if (free := shutil.disk_usage(place).free >> 20) < wanted_mb:
+        logger.warning(
+            "%s asks for %s MiB of disk (storage_mb), and %s has %s MiB free. It runs all the same.",
+            *(name, f"{wanted_mb:,}", place, f"{free:,}"),
+        )
+
+
 class HarborEnvironment(Environment):
     """Tasks in Harbor's format, each done by an agent in a box of its own and rewarded by the task's tests."""
 
@@ -99,7 +109,7 @@ class HarborEnvironment(Environment):
             time_factor=time_factor,
         )
         self._reward_key = reward_key
-        self._disk_mb = shutil.disk_usage(tempfile.gettempdir()).free >> 20
+        self._largest_disk_mb = 0
         self.agent = _HarborAgent(self, agent, install=install)
 
     @property
@@ -118,12 +128,9 @@ class HarborEnvironment(Environment):
         if composition_of(read, self._settings) is not None:
             find_compose(self._settings.engine)
         wanted = read.file.environment.storage_mb or 0
-        if self._settings.engine != "kubernetes" and wanted > self._disk_mb:
-            logger.warning(
-                "%s asks for %s MiB of disk (storage_mb), and %s has %s MiB free. It runs all the same.",
-                *(read.name, f"{wanted:,}", tempfile.gettempdir(), f"{self._disk_mb:,}"),
-            )
-            self._disk_mb = wanted  # only more than that is said again
+        if self._settings.engine != "kubernetes" and wanted > self._largest_disk_mb:
+            self._largest_disk_mb = wanted  # less than that is not said again
+            _warn_of_disk(read.name, wanted)
         return {"name": read.name, "path": str(read.folder), "prompt": read.stages[0].instruction}
 
     async def probes(self, tasks: Sequence[Any]) -> AsyncIterator[Probe]:
