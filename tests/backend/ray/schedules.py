@@ -4,7 +4,8 @@ Two ranks, two engines and two runners on two nodes, each of which has CPUs for 
 without CPUs. Whether they are packed onto one node or spread over both, and the order in which each process and a node
 die by kill -9, are drawn from the seed. `second`: another training, a process of its own, learns beside it on the same
 cluster, and its processes are killed as well. What came of it is a line of JSON. `AGL_RAY_SCHEDULES_TASKS` tasks a step
-instead of the recipe's twelve make a schedule shorter.
+instead of the recipe's twelve make a schedule shorter. With `AGL_RAY_SCHEDULES_VLLM`, a program to start, the engines
+are vLLM's servers.
 """
 
 # ruff: noqa: ASYNC110 - a wait of a test
@@ -28,7 +29,11 @@ import agentlightning as agl
 from agentlightning.metrics import SilentConsole
 from agentlightning.trainer.example import load_example
 
+from .test_schedules import TASKS
 from .three_nodes import STORE, TITLES, processes, steps_in
+from .vllm_nodes import ON_A_CPU
+
+VLLM = os.environ.get("AGL_RAY_SCHEDULES_VLLM")
 
 CPUS = {"cpus_per_rank": 0.5, "cpus_per_engine": 0.5, "cpus_per_runner": 0.5}
 NODE_CPUS = 5
@@ -47,9 +52,11 @@ def trainer(run_dir: Path, steps: int, address: str | None, seed: int, layout: s
     """Of a training with so many ranks, engines and runners each; without an address an embedded one."""
     settings: dict[str, Any] = {**load_example("calc", "recipe").SETTINGS, "steps": steps, "schedule": "constant"}
     settings |= {"val_every": steps, "save_every": 1, "seed": seed, "model": "calc"}
-    settings["tasks_per_step"] = int(os.environ.get("AGL_RAY_SCHEDULES_TASKS") or settings["tasks_per_step"])
+    settings["tasks_per_step"] = TASKS
     if address is not None:
         options = {**CPUS, "address": address, "engines": each, "placement": layout, "wait_seconds": 120.0}
+        if VLLM is not None:
+            options |= {"engine": "vllm", "vllm": {"command": VLLM, **ON_A_CPU}, "start_seconds": 900.0}
         settings |= {"backend": "ray", "ranks": each, "backend_options": {**options, "restarts": 10}}
     return agl.Trainer(
         algorithm=agl.GRPO(**settings),
@@ -64,17 +71,17 @@ async def learn(made: agl.Trainer) -> None:
     await made.fit_async(agent, recipe.train_tasks(), recipe.val_tasks())
 
 
-async def kill_in_turn(deaths: list[str], metrics: Path, cluster: Cluster, drawn: random.Random) -> list[str]:
-    """What died, each once a step has been done since the last one."""
-    killed: list[str] = []
+async def kill_in_turn(
+    deaths: list[str], killed: list[str], metrics: Path, cluster: Cluster, drawn: random.Random
+) -> None:
+    """Each once a step has been done since the last one; what died joins `killed`."""
     done = 0
     for what in deaths:
         while steps_in(metrics) <= done:
             await asyncio.sleep(0.05)
-        await asyncio.sleep(drawn.uniform(0, 5))
+        await asyncio.sleep(drawn.uniform(0, 5 * TASKS / 12))
         killed.append(kill(what, cluster, drawn))
         done = steps_in(metrics)
-    return killed
 
 
 def kill(what: str, cluster: Cluster, drawn: random.Random) -> str:
@@ -83,7 +90,9 @@ def kill(what: str, cluster: Cluster, drawn: random.Random) -> str:
         cluster.remove_node(gone, allow_graceful=False)
         cluster.add_node(num_cpus=NODE_CPUS, object_store_memory=STORE)
         return what
-    found = processes(TITLES[what])
+    found = processes("ray::VLLMServer" if VLLM is not None and what == "engine" else TITLES[what])
+    if VLLM is not None and what == "engine":  # the server by itself, or the actor that has it
+        found += [child for actor in found for child in actor.children(recursive=True)]
     if not found:  # it is being started again just now
         return f"no {what}"
     process = drawn.choice(found)
@@ -110,9 +119,10 @@ async def main(run_dir: Path, steps: int, seed: int, *, second: bool) -> None:
         address = str(cluster.address)
         if second:
             other = await beside(run_dir.with_name("second"), steps, seed + 1, address)
-        killing = asyncio.create_task(kill_in_turn(deaths, run_dir / "metrics.jsonl", cluster, drawn))
+        killed: list[str] = []
+        killing = asyncio.create_task(kill_in_turn(deaths, killed, run_dir / "metrics.jsonl", cluster, drawn))
         await learn(trainer(run_dir, steps, address, seed, layout, each=2))
-        killed = await killing
+        killing.cancel()  # where the run ended first
         ended = None if other is None else await other.wait()
         sys.stdout.write(json.dumps({"layout": layout, "killed": killed, "second": ended}) + "\n")
         sys.stdout.flush()

@@ -44,7 +44,7 @@ def check_the_stream(rows: list[dict[str, object]], steps: int, rollouts: int = 
     tasks = Counter(task for row in rows[1:] for task in row["tasks"])  # pyright: ignore
     assert set(tasks.values()) == {1}
     assert {row["rollouts"] for row in rows[1:]} == {rollouts}
-    assert max(row["logprob_gap_max"] for row in rows[1:]) < 1e-3  # pyright: ignore
+    assert max(row["logprob_gap_max"] for row in rows[1:] if row["updates"]) < 1e-3  # pyright: ignore
 
 
 def test_three_nodes_learn_whatever_is_killed(tmp_path: Path) -> None:
