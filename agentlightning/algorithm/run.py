@@ -24,8 +24,8 @@ from agentlightning.algorithm.sampling.rollouts import Stopped, run_validation
 from agentlightning.algorithm.sampling.schedule import TaskSchedule
 from agentlightning.algorithm.sampling.source import AsynchronousSampling, FinishedRollouts, Source, finished_before
 from agentlightning.algorithm.update import PolicyUpdaters, Publisher, Updater
-from agentlightning.backend import POLICY, Backend
-from agentlightning.errors import AgentError, ConfigError
+from agentlightning.backend import POLICY, Backend, Drains
+from agentlightning.errors import AgentError, BackendDied, ConfigError
 from agentlightning.types import Dataset
 from agentlightning.types.ids import random_hex
 
@@ -170,13 +170,20 @@ class TrainingRun:
         return {**self._validated}
 
     async def end_step(self, sampled: Sampled, metrics: Mapping[str, Any]) -> None:
-        """Report the step, and save it where that is due."""
+        """Report the step, and save it where that is due.
+
+        Raises BackendDied, once it is saved, where the learner has to leave its machines and finds room on others.
+        """
         measures = {**of_step(sampled, self.settings), **self._parts.measure(sampled), **metrics}
         summary = {"step": self.done, **measures, **self._progress.of_step(self.done, sampled, metrics)}
         self.context.reporter.step({**summary, **await time_split(self._backend)})
         self._parts.after_step(summary)
-        if self._ended or self.done % self.settings.save_every == 0 or self._parts.needs_checkpoint:
+        drain = self._backend.drain if isinstance(self._backend, Drains) else None
+        due = self.done % self.settings.save_every == 0 or self._parts.needs_checkpoint or drain is not None
+        if self._ended or due:
             await self._save(sampled)
+        if drain is not None and drain.can_move and not self._ended:
+            raise BackendDied(drain.message)
 
     async def end_early(self) -> float | None:
         """Validate where others go on behind a step, and save what was learned; the validation reward."""

@@ -207,4 +207,25 @@ class TakesUp(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Machines of a learner are about to be taken away."""
+
+    message: str
+    """Which of its processes are on them, in a sentence."""
+    can_move: bool
+    """Whether all processes of the backend find room on the machines that stay."""
+
+
+@runtime_checkable
+class Drains(Protocol):
+    """What a backend may be able to do besides: know beforehand that machines of its learner will be taken away. Each
+    step is saved from then on, and the run starts again from there once there is room on other machines."""
+
+    @property
+    def drain(self) -> Drain | None:
+        """What is known of it; None while all machines stay."""
+        ...
+
+
 BackendFactory = Callable[[ModelSpec], Backend]

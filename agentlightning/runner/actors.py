@@ -133,12 +133,13 @@ class RunnerActors:
             await placement.give_back()
 
     async def _end_moved(self, placement: Placement, seen: Look) -> None:
-        """Have those leave whose machine is draining."""
-        for number, stays in enumerate(self._stays):
-            machine = seen.machine_of(placement, number)
+        """Have those leave whose machine is draining, unless no runner would be left."""
+        machines = [seen.machine_of(placement, number) for number in range(self._count)]
+        some_stay = any(machine is not None and machine not in seen.draining for machine in machines)
+        for number, (machine, stays) in enumerate(zip(machines, self._stays, strict=True)):
             if machine is not None and machine not in seen.draining:
                 stays.set()
-            elif machine is not None and stays.is_set():
+            elif machine is not None and some_stay and stays.is_set():
                 stays.clear()
                 logger.warning("The machine of runner %d is draining: it claims no more and is started again.", number)
                 if number in self._actors:

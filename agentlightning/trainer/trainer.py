@@ -113,6 +113,8 @@ logger = logging.getLogger(__name__)
 current_trainer: ContextVar[Trainer | None] = ContextVar("agentlightning_trainer", default=None)
 """The trainer whose run this code belongs to."""
 
+RESTARTS = 3
+"""How often in a row what samples and learns is started again where nothing was saved in between."""
 NOT_AWAITED = (
     "fit_async() was called without await, so nothing was trained. In async code: await trainer.fit_async(…). "
     "Elsewhere: trainer.fit(…)."
@@ -371,20 +373,20 @@ class Trainer(GivenByName):
         return result
 
     async def _run_to_the_end(self, job: _Fit, started: StartedRunners | None) -> None:
+        deaths = 0
         while True:
             try:
                 await self._run(job, started)
                 break
             except BackendDied as error:
-                self._go_on_after(error)
-
-    def _go_on_after(self, death: BackendDied) -> None:
-        """Resume from the last checkpoint; give up when there is none that is newer than the last start."""
-        found = list_checkpoints(self.run_dir)
-        if not found or found[-1] == self.resume_from:
-            raise death
-        logger.warning("%s\nThe run goes on from %s.", death, found[-1])
-        self.resume_from = found[-1]
+                found = list_checkpoints(self.run_dir)
+                deaths = deaths + 1 if found and found[-1] == self.resume_from else 1
+                if deaths > RESTARTS:
+                    raise BackendDied(f"{error}\nIt was started again {RESTARTS} times without a step.") from error
+                if not found:
+                    raise
+                logger.warning("%s\nThe run goes on from %s.", error, found[-1])
+                self.resume_from = found[-1]
 
     async def _run(self, job: _Fit, started: StartedRunners | None) -> None:
         """Start the parts in order, run the algorithm beside the runners, stop in reverse order."""

@@ -7,18 +7,18 @@ import json
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import pytest_asyncio
 
 import agentlightning as agl
-from agentlightning.algorithm.checkpoint import latest_checkpoint
-from agentlightning.backend import POLICY, Backend, ModelSpec, make_backend
+from agentlightning.algorithm.checkpoint import latest_checkpoint, list_checkpoints, read_checkpoint
+from agentlightning.backend import POLICY, Backend, Drain, ModelSpec, make_backend
 from agentlightning.backend.embedded.backend import ServerThread, settings_of
 from agentlightning.engine.base import Chunk, SamplingParams, concat
-from agentlightning.errors import ConfigError, EngineError
+from agentlightning.errors import BackendDied, ConfigError, EngineError
 from agentlightning.learner.base import ChecksPacking, LossConfig, OptimParams
 from agentlightning.metrics import SilentConsole, read_metrics
 
@@ -134,6 +134,59 @@ def test_a_run_on_a_backend_of_ones_own_learns(tmp_path: Path) -> None:
     assert not issubclass(BigramLearner, ChecksPacking)
     info = json.loads((latest_checkpoint(tmp_path / "run") / "checkpoint.json").read_text())
     assert info["step"] == rows[-1]["step"]
+
+
+class Leaves(BigramBackend):
+    """Machines are taken away after the second step, when nothing fits elsewhere, and after the third, when it does."""
+
+    made: ClassVar[list[BigramBackend]] = []
+
+    def __init__(self, spec: Any) -> None:
+        super().__init__(spec)
+        self.made.append(self)
+
+    @property
+    def drain(self) -> Drain | None:
+        if len(self.made) > 1 or self._learner.version not in (2, 3):
+            return None
+        return Drain("The machine of the learner is draining.", can_move=self._learner.version == 3)
+
+
+def test_a_learner_that_has_to_leave_is_saved_after_each_step_and_started_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Leaves.made.clear()
+    rows = fit(tmp_path, Leaves, steps=5, tasks_per_step=1, learning_rate=1.0, save_every=100, keep_checkpoints=9)
+    assert [row["step"] for row in rows if row["step"]] == [1, 2, 3, 4, 5]
+    assert len({task for row in rows if row["step"] for task in row["tasks"]}) == 5, "no step took another's tasks"
+    assert [read_checkpoint(path).step for path in list_checkpoints(tmp_path / "run")] == [0, 2, 3, 5]
+    assert len(Leaves.made) == 2
+    assert "The machine of the learner is draining.\nThe run goes on from" in caplog.text
+
+
+class Dies(BigramBackend):
+    """So many times, when it has learned."""
+
+    deaths: ClassVar[int] = 0
+
+    async def publish(self, policy: str) -> int:
+        if Dies.deaths:
+            Dies.deaths -= 1
+            raise BackendDied("The model process ended: SIGKILL.")
+        return await super().publish(policy)
+
+
+@pytest.mark.parametrize("deaths", [3, 4])
+def test_a_backend_is_started_again_unless_it_dies_too_often_without_a_step(tmp_path: Path, deaths: int) -> None:
+    Dies.deaths = deaths
+    settings = {"steps": 2, "tasks_per_step": 1, "learning_rate": 1.0, "save_every": 1}
+    if deaths == 4:
+        with pytest.raises(BackendDied, match=r"SIGKILL\.\nIt was started again 3 times without a step\."):
+            fit(tmp_path, Dies, **settings)
+        return
+    rows = fit(tmp_path, Dies, **settings)
+    assert [row["step"] for row in rows if row["step"]] == [1, 2]
+    assert len({task for row in rows if row["step"] for task in row["tasks"]}) == 2
 
 
 class Forgets(BigramBackend):

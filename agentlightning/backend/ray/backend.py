@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from agentlightning.backend.base import BackendStats, ModelSpec
+from agentlightning.backend.base import BackendStats, Drain, ModelSpec
 from agentlightning.backend.embedded.backend import EmbeddedBackend, settings_of
 from agentlightning.backend.embedded.client import ModelProcess
 from agentlightning.backend.embedded.download import fetch
@@ -53,7 +53,7 @@ from agentlightning.backend.ray.cluster import (
     on_other_machines,
     reserve,
 )
-from agentlightning.backend.ray.elastic import Elastic
+from agentlightning.backend.ray.elastic import Elastic, LearnerPlaces
 from agentlightning.backend.ray.engines import Engines, RayEngine
 from agentlightning.backend.ray.host import Host, LearnerRank, Porter
 from agentlightning.backend.ray.on_vllm import vllm_servers
@@ -90,6 +90,7 @@ class RayBackend(EmbeddedBackend):
         """Where hosts listen; None: each at its machine's address."""
         self._hosts: dict[str, Placed] = {}
         """By name, the last that was placed."""
+        self._learner_places: LearnerPlaces | None = None
 
     async def start(self) -> None:
         for name in {self._settings.model, self._settings.learner.reference or self._settings.model}:
@@ -98,12 +99,14 @@ class RayBackend(EmbeddedBackend):
             cluster = await stack.enter_async_context(
                 connected(self._options, cpus=self._options.cpus(self._spec.ranks))
             )
-            placement = await reserve(self._needs(cluster), self._options, self._options.placement, self._run)
+            needs = self._needs(cluster)
+            placement = await reserve(needs, self._options, self._options.placement, self._run)
             stack.push_async_callback(placement.give_back)
             await stack.enter_async_context(placement.watched())
             self._at = LOOPBACK if cluster.host == LOOPBACK else None
             info = await self._start_learner(stack, placement)
-            await self._start_sampling(stack, placement, info)
+            self._learner_places = LearnerPlaces(placement, self._learner_names, needs)
+            await self._start_sampling(stack, placement, self._learner_places, info)
             self._stack = stack.pop_all()
 
     def _needs(self, cluster: Cluster) -> list[Need]:
@@ -119,13 +122,20 @@ class RayBackend(EmbeddedBackend):
             self._engine_need(options.first_engines),
         ]
 
+    @property
+    def _learner_names(self) -> list[str]:
+        """Of the first bundles: the ranks; of verl's, the process that drives them, too."""
+        ranks = [f"learner rank {rank}" for rank in range(self._spec.ranks)]
+        return [*ranks, "learner"] if self._options.on_verl else ranks
+
     def _engine_need(self, count: int) -> Need:
         return Need("engine", count, {"CPU": self._options.cpus_per_engine, "GPU": self._gpus_per_engine})
 
     async def _start_learner(self, stack: AsyncExitStack, placement: Placement) -> EngineInfo:
         """All ranks, with the first one's process as what the verbs go to; or the process that drives verl's ranks."""
         on_verl, ranks = self._options.on_verl, self._spec.ranks
-        names = {ranks: "learner"} if on_verl else {rank: f"learner rank {rank}" for rank in range(ranks)}
+        named = dict(enumerate(self._learner_names))
+        names = {ranks: named[ranks]} if on_verl else named
         self._learners = await asyncio.gather(
             *(self._host(LearnerRank, placement, bundle, name) for bundle, name in names.items())
         )
@@ -179,7 +189,9 @@ class RayBackend(EmbeddedBackend):
             with suppress(AgentLightningError):
                 await host.ask("remove")
 
-    async def _start_sampling(self, stack: AsyncExitStack, placement: Placement, info: EngineInfo) -> None:
+    async def _start_sampling(
+        self, stack: AsyncExitStack, placement: Placement, learner: LearnerPlaces, info: EngineInfo
+    ) -> None:
         """Engines with the learner's weights."""
         spec, options = self._spec, self._options
         weights = Weights(self._export, self._learners[0], self._models)
@@ -202,6 +214,7 @@ class RayBackend(EmbeddedBackend):
             self.sampling.fleet,
             make,
             lambda replica: (placement, there[replica.name]),
+            learner,
             self._engine_need(1) if options.engines == "auto" else None,
             lambda: self.sampling.counters.sampled,
         )
@@ -284,6 +297,11 @@ class RayBackend(EmbeddedBackend):
     async def watch(self) -> NoReturn:
         """Wait until a rank of the learner or the last engine ends by itself."""
         await first_end(self.process.watch(), self.sampling.watch())
+
+    @property
+    def drain(self) -> Drain | None:
+        """See `Drains`."""
+        return None if self._learner_places is None else self._learner_places.drain
 
     async def stats(self) -> BackendStats:
         sampling = self.sampling

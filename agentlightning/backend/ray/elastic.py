@@ -1,8 +1,10 @@
-"""Engines that come and go while a run goes on: added where the cluster has room, withdrawn from machines that leave.
+"""Engines that come and go while a run goes on: added where the cluster has room, withdrawn from machines that leave;
+and a learner that is placed again before its machine is gone.
 
 Ray says which machines are draining (its autoscaler, a cloud's notice of preemption or a person told them to go), what
 is free, and whether somebody waits for resources. An engine on a machine that drains gets no new request and finishes
-what it samples. What the machine's end cuts off all the same is sampled again by another engine.
+what it samples. What the machine's end cuts off all the same is sampled again by another engine. A rank cannot leave
+alone: the loop ends its step, saves it, and the run starts again from there.
 """
 
 # Where Ray is not installed, pyright takes the folder of this file for it.
@@ -13,11 +15,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn
 
+from agentlightning.backend.base import Drain
 from agentlightning.backend.fleet import Fleet, Replica
 from agentlightning.backend.ray.cluster import Need, Placement, Resources, fits_on
 
@@ -51,6 +54,16 @@ class Look:
         group = self.groups.get(placement.group.id.hex())
         return None if group is None or group["state"] != _PLACED else group["bundles_to_node_id"].get(bundle)
 
+    def fit_without(self, placements: Iterable[Placement], needs: Sequence[Need]) -> bool:
+        """Whether the needs fit on the machines that stay, once what these placements hold there is given back."""
+        there = {node: dict(what) for node, what in self.free.items()}
+        for placement in placements:
+            for number, bundle in enumerate(placement.group.bundle_specs):
+                machine = there.get(self.machine_of(placement, number) or "", {})
+                for name, amount in bundle.items():
+                    machine[name] = machine.get(name, 0.0) + amount
+        return fits_on(needs, list(there.values()))
+
 
 def look() -> Look:
     """Ask Ray."""
@@ -82,6 +95,32 @@ async def seen_every(seconds: float, follow: Callable[[Look], Awaitable[None]]) 
         await asyncio.gather(following, return_exceptions=True)
 
 
+class LearnerPlaces:
+    """Where the learner's processes are, and what is known of these machines' end (`drain`)."""
+
+    def __init__(self, placement: Placement, names: Sequence[str], needs: Sequence[Need]) -> None:
+        """`names` are those of the first bundles; `needs` is all that the run's backend has to have."""
+        self._placement = placement
+        self._names = names
+        self._needs = needs
+        self.drain: Drain | None = None
+
+    def follow(self, seen: Look, added: Collection[Placement]) -> None:
+        """`added`: places that this run took later and would give back."""
+        machines = [seen.machine_of(self._placement, bundle) for bundle in range(len(self._names))]
+        leaving = [name for name, machine in zip(self._names, machines, strict=True) if machine in seen.draining]
+        if not leaving:
+            self.drain = None
+            return
+        fits = seen.fit_without([self._placement, *added], self._needs)
+        machine = "The machine of {} is draining." if len(leaving) == 1 else "The machines of {} are draining."
+        message = machine.format(" and ".join(leaving))
+        if self.drain is None or fits != self.drain.can_move:
+            then = "starts again on other machines after this step" if fits else "saves each step until there is room"
+            logger.warning("%s The run %s.", message, then)
+        self.drain = Drain(message, fits)
+
+
 class Elastic(Generic[Replica]):
     """`running` while the run goes on; `give_back` when the engines are closed."""
 
@@ -90,6 +129,7 @@ class Elastic(Generic[Replica]):
         fleet: Fleet[Replica],
         make: Callable[[int], Replica],
         place_of: Callable[[Replica], tuple[Placement, int]],
+        learner: LearnerPlaces,
         need: Need | None,
         sampled: Callable[[], int],
     ) -> None:
@@ -99,6 +139,7 @@ class Elastic(Generic[Replica]):
         self._fleet = fleet
         self._make = make
         self._place_of = place_of
+        self._learner = learner
         self._need = need
         self._sampled = sampled
         self._numbers = itertools.count(len(fleet.replicas))
@@ -107,7 +148,7 @@ class Elastic(Generic[Replica]):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Within the block engines come and go."""
+        """Within the block engines come and go, and the learner knows of machines that leave."""
         async with seen_every(LOOK_SECONDS, self._follow):
             yield
 
@@ -117,6 +158,7 @@ class Elastic(Generic[Replica]):
             await self.places.pop(name).give_back()
 
     async def _follow(self, seen: Look) -> None:
+        self._learner.follow(seen, self.places.values())
         for replica in list(self._fleet.replicas):
             added = self.places.get(replica.name)
             machine = seen.machine_of(*((added, 0) if added is not None else self._place_of(replica)))

@@ -21,7 +21,7 @@ from agentlightning.backend.ray.cluster import (
     too_small,
     waiting,
 )
-from agentlightning.backend.ray.elastic import Look
+from agentlightning.backend.ray.elastic import LearnerPlaces, Look
 from agentlightning.backend.ray.options import RayOptions, parse_options
 from agentlightning.errors import ConfigError, ModelError
 
@@ -134,3 +134,36 @@ def test_a_look_says_what_is_waited_for_and_where_a_bundle_is() -> None:
     assert seen.machine_of(placement, 0) is None
     assert seen.waited_for
     assert Look(frozenset(), {}, {}).machine_of(placement, 0) is None
+
+
+def test_a_learner_leaves_draining_machines_once_all_of_it_can_move(caplog: pytest.LogCaptureFixture) -> None:
+    def placed(name: str, *bundles: float) -> Placement:
+        each = [{"CPU": cpus} for cpus in bundles]
+        return Placement(SimpleNamespace(id=SimpleNamespace(hex=lambda: name), bundle_specs=each))
+
+    def look(draining: set[str], free: dict[str, float]) -> Look:
+        groups = {
+            "ours": {"state": "CREATED", "bundles_to_node_id": {0: "a", 1: "b", 2: "b"}},
+            "added": {"state": "CREATED", "bundles_to_node_id": {0: "b"}},
+        }
+        return Look(draining, {node: {"CPU": cpus} for node, cpus in free.items() if node not in draining}, groups)
+
+    ours, added = placed("ours", 1.0, 1.0, 1.0), placed("added", 1.0)
+    needs = [Need("learner rank", 2, {"CPU": 1.0}), Need("engine", 1, {"CPU": 1.0})]
+    places = LearnerPlaces(ours, ["learner rank 0", "learner rank 1"], needs)
+    found: list[bool | None] = []
+    for draining, free, others in (
+        (set[str](), {"a": 0.0, "b": 0.0}, []),
+        ({"a"}, {"b": 0.0}, []),
+        ({"a"}, {"b": 0.0}, [added]),
+        ({"a"}, {"b": 1.0}, []),
+        ({"a", "b"}, {"c": 2.0}, [added]),
+        ({"a", "b"}, {"c": 2.0, "d": 1.0}, []),
+        (set[str](), {"a": 0.0, "b": 0.0}, []),
+    ):
+        places.follow(look(draining, free), others)
+        found.append(places.drain and places.drain.can_move)
+    assert found == [None, False, True, True, False, True, None]
+    assert caplog.text.count("The machine of learner rank 0 is draining. The run saves each step") == 1
+    assert caplog.text.count("The machine of learner rank 0 is draining. The run starts again on other") == 1
+    assert "The machines of learner rank 0 and learner rank 1 are draining. The run saves each step" in caplog.text

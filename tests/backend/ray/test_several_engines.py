@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from agentlightning.metrics import read_metrics
+
 from .test_three_nodes import ENVIRONMENT
 
 pytestmark = [
@@ -75,10 +77,28 @@ def test_engines_come_with_a_machine_and_leave_with_it() -> None:
     assert max(found["gaps"]) < 1e-4 < found["moved"]
 
 
-def test_a_runner_leaves_a_machine_that_drains_and_loses_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.backend.ray.leaving", str(tmp_path / "run")]
+def leaving(run_dir: Path, *arguments: str) -> tuple[dict[str, Any], str]:
+    command = [sys.executable, "-m", "tests.backend.ray.leaving", str(run_dir), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def test_a_runner_leaves_a_machine_that_drains_and_loses_nothing(tmp_path: Path) -> None:
+    found, _ = leaving(tmp_path / "run")
     assert found["gone_after"] >= 1, "it left while the run went on"
     assert found["attempts"] == {"1": 6 * 96}, "no rollout was tried again"
+
+
+def test_ranks_leave_a_machine_that_drains_once_there_is_another_and_lose_nothing(tmp_path: Path) -> None:
+    found, words = leaving(tmp_path / "run", "rank")
+    assert 3 <= found["gone_after"] < 6, "they left while the run went on"
+    assert len(found["saved"]) >= 2, "each step was saved, although save_every is 100"
+    assert found["attempts"] == {"1": 6 * 96}, "no rollout was tried again"
+    rows = [row for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if row["step"]]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert len({task for row in rows for task in row["tasks"]}) == 6 * 12, "no step took another's tasks"
+    draining = "The machines of learner rank 0 and learner rank 1 are draining."
+    assert f"{draining} The run saves each step until there is room." in words
+    assert f"{draining} The run starts again on other machines after this step." in words
+    assert "The run goes on from" in words
