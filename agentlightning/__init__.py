@@ -12,7 +12,20 @@ Names are loaded when they are used, so that importing the package is cheap and 
 
 from __future__ import annotations
 
-from agentlightning.terminal import end_scripts_in_words
+import os
+import sys
+
+try:
+    from agentlightning.terminal import end_scripts_in_words
+except (
+    ImportError,
+    AttributeError,
+) as error:  # a file named types.py fails here already
+    file = getattr(error, "path", None) or getattr(getattr(error, "obj", None), "__file__", None) or ""
+    if sys.path and os.path.dirname(file) == os.path.abspath(sys.path[0]):
+        module = os.path.splitext(os.path.basename(file))[0]
+        error.add_note(f"{file} is a file of yours, and hides the package {module!r}: give the file another name.")
+    raise
 
 end_scripts_in_words()  # first: a script named random.py fails at what the others import
 

@@ -300,9 +300,14 @@ def _explain(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     parameters = list(inspect.signature(function).parameters.values())
     names = function.__qualname__.split(".")
     what = type(args[0]).__name__ if names[-1] == "__init__" else names[-1]
+    otherwise, others = None, {}
     if parameters and parameters[0].name == "self":
+        if isinstance(owner := args[0], GivenByName) and names[-1] != "__init__":
+            otherwise, others = owner._otherwise, _of_the_object(type(owner))
         parameters, args = parameters[1:], args[1:]
-    refuse_unknown(what, (), kwargs, [p.name for p in parameters], None, noun="argument")
+    known = [p.name for p in parameters]
+    others = {name: words for name, words in others.items() if nearest(name, known) is None}
+    refuse_unknown(what, (), kwargs, known, otherwise, others, noun="argument")
     by_position = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     if len(args) > len(by_position):
         if not by_position:
@@ -312,6 +317,13 @@ def _explain(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
             f"{what} was given {len(args)} argument{'s' * (len(args) != 1)} without a name, and takes {takes}."
         )
     refuse_missing(what, {*kwargs, *by_position[: len(args)]}, parameters, {})
+
+
+def _of_the_object(cls: type[GivenByName]) -> Mapping[str, str]:
+    """What is said of a setting of the object that is given to one of its methods."""
+    what = cls.__name__
+    own = {name: f"It is a setting of {what}: {what}({name}=…)." for name in inspect.signature(cls).parameters}
+    return {**own, **(cls._others if isinstance(cls._others, Mapping) else {})}
 
 
 def refuse_missing(
@@ -366,10 +378,20 @@ def nearest(name: str, known: Collection[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name.lower(), known, n=1, cutoff=_ALIKE)), None)
 
 
+_SAME_AS = {
+    **dict.fromkeys(("fp16", "f16", "half"), "float16"),
+    **dict.fromkeys(("bf16", "bf"), "bfloat16"),
+    **dict.fromkeys(("fp32", "f32", "float", "single", "full"), "float32"),
+    **dict.fromkeys(("fp64", "f64", "double"), "float64"),
+}
+"""Short names of values."""
+
+
 def can_be(given: Any, known: Iterable[Any], also: str = "") -> str:
     """Which values there are, and which of them was probably meant by another: what follows "NAME is VALUE; "."""
     names = {str(name).lower().replace("-", "_"): name for name in known}
-    wanted = str(given).lower().replace("-", "_")
+    wanted = str(given).lower().replace("-", "_").removeprefix("torch.")
+    wanted = _SAME_AS.get(wanted, wanted) if _SAME_AS.get(wanted) in names else wanted
     near = difflib.get_close_matches(wanted, names, n=3, cutoff=_ALIKE)
     near.sort(key=lambda name: name[:1] != wanted[:1])
     *most, last = [*map(repr, names.values()), *filter(None, [also])]

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from agentlightning.arguments import can_be
 from agentlightning.cli.commands.start import PlanOptions
 from agentlightning.console import one_line, terminal
 from agentlightning.errors import ConfigError
@@ -43,7 +44,7 @@ def job_of(options: PlanOptions, device: Hardware) -> PlannedJob:
     shape = known_shape(options.model)
     dtype = options.dtype or ("bfloat16" if device.is_gpu else "float32")
     if dtype not in BYTES_OF:
-        raise ConfigError(f"--dtype is {dtype!r}; it can be {', '.join(BYTES_OF)}.")
+        raise ConfigError(f"--dtype is {dtype!r}; {can_be(dtype, BYTES_OF)}")
     if options.offload and not device.is_gpu:
         raise ConfigError("--offload takes the optimiser from a GPU's memory, and there is none: leave it out.")
     limit = shape.max_context or options.context or DEFAULT_CONTEXT

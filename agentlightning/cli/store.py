@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ from rich.table import Table
 import agentlightning.dashboard as dashboard
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.console import Console
-from agentlightning.errors import ConfigError, StoreError
+from agentlightning.errors import ConfigError, StoreError, StoreUnavailableError
 from agentlightning.files import meant_by, open_private
 from agentlightning.keys import ALL_SCOPES, new_secret, sign_attempt_key
 from agentlightning.net.local_keys import kept_key, made_key
@@ -41,6 +42,8 @@ from agentlightning.types.status import FINISHED_ROLLOUT
 console = Console(highlight=False, soft_wrap=True)
 
 DEFAULT_PATH = Path("store.db")
+OTHERS_SECONDS = 20.0
+"""How long a command that looks at a store waits for others that do."""
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 
 
@@ -104,13 +107,24 @@ class Location:
             of_run = path.name == STORE_FILE and await connect(path.parent)
             live = of_run or await connect(path.parent, served_file(path))
         if live is None:
-            async with self.opened() as store:
-                yield store
+            async with AsyncExitStack() as stack:
+                yield await self._when_free(stack)
             return
         try:
             yield live
         finally:
             await live.close()
+
+    async def _when_free(self, stack: AsyncExitStack) -> SqlLightningStore:
+        """As `opened`; another command that looks at it too is waited for."""
+        end = time.monotonic() + OTHERS_SECONDS
+        while True:
+            try:
+                return await stack.enter_async_context(self.opened())
+            except StoreUnavailableError as error:
+                if not isinstance(error.__cause__, BlockingIOError) or time.monotonic() > end:
+                    raise
+            await asyncio.sleep(0.1)
 
     async def _refuse_if_live(self, path: Path) -> None:
         live = await connect(path.parent)

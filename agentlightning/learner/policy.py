@@ -6,6 +6,7 @@ Knows nothing of how tokens are sampled or which loss is used.
 
 from __future__ import annotations
 
+import difflib
 import json
 import shutil
 import warnings
@@ -251,9 +252,36 @@ def _why_not(path: Path, error: Exception) -> str:
         return words
     if (words := damage_of(path)) is not None:
         return f"{words}. Copy or download it again."
+    if (words := _unfit_kind(path)) is not None:
+        return words
     return (
         f"{_first_line(error)}\n"
         "Check that the directory is whole: config.json, weights and tokenizer, as save_pretrained writes them."
+    )
+
+
+def _unfit_kind(path: Path) -> str | None:
+    """What is said of a config.json whose model_type transformers does not know, or cannot let write text."""
+    from transformers import CONFIG_MAPPING, __version__
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    try:
+        config = read_object(path / "config.json")
+    except (OSError, ValueError):
+        return None
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        return "its config.json has no model_type, such as 'qwen3'. Copy the file from the model that it came from."
+    if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return None
+    if kind in CONFIG_MAPPING:
+        return f"{kind!r} is no kind of model that goes on with a text (a causal LM), as 'qwen3' is. Take one."
+    code = " Its code comes with it (auto_map), and code of models is never run here." if "auto_map" in config else ""
+    near = difflib.get_close_matches(kind, list(CONFIG_MAPPING), n=1)
+    meant = f" Did you mean {near[0]!r}?" if near else ""
+    return (
+        f"its config.json says model_type {kind!r}, which transformers {__version__} does not know.{meant}{code} If "
+        "the model is newer than that: pip install -U transformers. Else take another model."
     )
 
 
@@ -295,7 +323,16 @@ def load_base(path: str, dtype: str | torch.dtype) -> PreTrainedModel:
         if "/" in (named := str(getattr(config, name, ""))):
             raise ModelError(f"The config.json in {path} names code of a hub: {named}. Take it out; models are data.")
     kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    return AutoModelForCausalLM.from_pretrained(path, config=config, dtype=kind, trust_remote_code=False)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        path, config=config, dtype=kind, trust_remote_code=False, output_loading_info=True
+    )
+    model, found = loaded
+    if missing := sorted(found["missing_keys"]):
+        raise ModelError(
+            f"The weights in {path} are not those of its config.json: {missing[0]} is missing (one of {len(missing)}), "
+            "and would be random. Take both files from one model that writes text: no classifier, no embeddings."
+        )
+    return model
 
 
 def _load_adapter(path: str, dtype: str | torch.dtype) -> tuple[PreTrainedModel, Any]:

@@ -4,6 +4,7 @@ agents that go about their model in another way than they seem to.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
@@ -21,6 +22,7 @@ from agentlightning.cli.configuration import read_config
 from agentlightning.cli.environment import OF_USERS, misspelt
 from agentlightning.cli.evaluate import measure, resolve
 from agentlightning.cli.optimize import read_prompts
+from agentlightning.cli.store import location_of
 from agentlightning.gateway.attempts import AttemptSummary
 from agentlightning.gateway.dialects.fields import Refusal, required
 from agentlightning.litagent.program_words import ended_badly
@@ -321,3 +323,30 @@ def test_a_name_of_gymnasium_without_its_version(name: str, words: str) -> None:
 def test_an_option_of_gymnasium_that_is_not_there() -> None:
     pytest.importorskip("gymnasium")
     assert "those of gym: tasks, val_tasks, first_seed" in answer("env check gym:FrozenLake-v1 --env-option n=3")
+
+
+# ---- two that look at one run ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("commands", [2, 4])
+async def test_commands_that_look_at_one_store_wait_for_each_other(tmp_path: Path, commands: int) -> None:
+    file = tmp_path / "store.db"
+    await agl.SqliteLightningStore(file).close()
+    looking: list[int] = []
+
+    async def look() -> None:
+        async with location_of(file).reading() as store:
+            looking.append(len(await store.query_rollouts()))
+            await asyncio.sleep(0.2)
+
+    await asyncio.gather(*(look() for _ in range(commands)))
+    assert looking == [0] * commands
+
+
+async def test_they_do_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentlightning.cli.store.OTHERS_SECONDS", 0.2)
+    store = agl.SqliteLightningStore(tmp_path / "store.db")
+    with pytest.raises(agl.StoreError, match="already open"):
+        async with location_of(tmp_path / "store.db").reading():
+            pass
+    await store.close()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -151,3 +153,30 @@ def test_a_result_can_be_awaited(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     result = asyncio.run(script())
     assert result.run_dir == tmp_path / "run"
     assert "fit_async" in caplog.text
+
+
+# ---- a model of another kind -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "mymodel"}, "model_type 'mymodel', which transformers"),
+        ({"model_type": "lama"}, "Did you mean 'llama'?"),
+        ({"model_type": "mymodel", "auto_map": {"AutoConfig": "a.B"}}, "code of models is never run here"),
+        ({"model_type": "t5"}, "'t5' is no kind of model that goes on with a text"),
+        ({"model_type": None}, "its config.json has no model_type"),
+        ({"model_type": "gpt2"}, "not those of its config.json: "),
+        ({"tie_word_embeddings": False}, "lm_head.weight is missing (one of 1)"),
+    ],
+)
+def test_a_config_that_is_not_that_of_the_weights(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    from agentlightning.learner.policy import load_policy
+
+    model = shutil.copytree(CALC, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text()) | changes
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError) as caught:
+        load_policy(str(model))
+    assert words in str(caught.value)
+    assert "Check that the directory is whole" not in str(caught.value)

@@ -365,6 +365,14 @@ def test_a_file_that_hides_a_package(tmp_path: Path) -> None:
     assert "hides the package 'openai': give the file another name" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["types", "enum", "functools", "threading", "dataclasses", "re", "json", "logging"])
+def test_a_file_that_hides_what_everything_needs(tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.py").write_text("x = 1\n")
+    (tmp_path / "train.py").write_text("import agentlightning as agl\nagl.Trainer(algorithm=agl.GRPO(model='calc'))\n")
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert f"{name}.py is a file of yours, and hides the package '{name}': give the file another name" in done.stderr
+
+
 @pytest.mark.parametrize("name", ["random", "queue", "secrets"])
 def test_a_script_that_has_the_name_of_a_package(tmp_path: Path, name: str) -> None:
     text = f"import {name}\nimport agentlightning as agl\nagl.Trainer\nimport {name}\n{name}.none_has_this\n"

@@ -58,6 +58,16 @@ def block(**fields: Any) -> list[dict[str, Any]]:
         ("/chat/completions", {"messages": [USER], "tools": [CALC], "tool_choice": {"type": "function"}}, "name"),
         (
             "/chat/completions",
+            {"messages": [USER], "tools": [CALC], "tool_choice": "calc"},
+            "'function': {'name': 'calc'}",
+        ),
+        (
+            "/responses",
+            {"input": "x", "tools": [{"type": "function", **CALC["function"]}], "tool_choice": "calc"},
+            "'calc'",
+        ),
+        (
+            "/chat/completions",
             {"messages": [USER], "tools": [CALC], "tool_choice": {"type": "function", "function": "calc"}},
             "function",
         ),

@@ -213,7 +213,9 @@ def tool_choice_of(choice: Any, tools: ToolSet, reading: Reading) -> ToolChoice:
         return ToolChoice("none")
     if isinstance(choice, str):
         if choice != "required":
-            raise unsupported("tool_choice", f"{choice!r} is none of auto, none, required or a named function.")
+            named = {"type": "function", "function": {"name": choice}}
+            one = f" The tool is named so: {named}." if choice in names else ""
+            raise unsupported("tool_choice", f"{choice!r} is none of auto, none, required or a named function.{one}")
         return required_choice(ToolChoice("required"), names, tools.all_given, reading)
     if not isinstance(choice, dict):
         raise Refusal("'tool_choice' must be a string or an object.", code="invalid_type", param="tool_choice")

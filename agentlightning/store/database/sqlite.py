@@ -332,17 +332,17 @@ def _acquire(path: Path) -> IO[str] | None:
         return lock
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
         lock.seek(0)
         owner = lock.read().strip() or "unknown"
         lock.close()
-        raise StoreError(
+        raise StoreUnavailableError(
             f"The store '{path}' is already open (process {owner}), and one process owns a SQLite store. If that "
             "is a command that only looks at it, try again when it has ended. For a second training give "
             "another folder (run_dir=…, --run-dir). A run that goes on is looked at with `agl show` and "
             f"`agl watch`. To share a store, serve it from the start (`agl store --path {path}`) and connect with "
             "LightningStoreClient(url)."
-        ) from None
+        ) from error
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
