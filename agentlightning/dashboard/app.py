@@ -207,12 +207,17 @@ class Dashboard:
     async def _asset(self, request: Request) -> Response:
         name = request.path_params["name"]
         file = STATIC / "assets" / name
-        if file.parent != STATIC / "assets" or not file.is_file():
+        if name not in _assets():
             return _problem(404, "There is no such file of the dashboard.")
         headers = {**_HEADERS, "cache-control": "no-cache", "etag": f'"{_digest(file)}"'}
         if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)
         return FileResponse(file, headers=headers)
+
+
+def _assets() -> set[str]:
+    """The names of the files that the pages load."""
+    return {file.name for file in (STATIC / "assets").glob("*")}
 
 
 @cache

@@ -94,7 +94,7 @@ class Guard:
         for name, value in scope["headers"]:
             if name == b"host" and not self._is_own(value):
                 return 403, _not_ours(value)
-            headers[name] = value
+            headers[name] = value if name not in headers else headers[name] + b", " + value  # one that stands twice
         if (foreign := self._foreign(headers)) is not None:
             return 403, foreign
         if scope.get("method") not in _WITHOUT_BODY and _has_body(headers):
@@ -122,7 +122,7 @@ class Guard:
 
     def _is_same(self, origin: bytes, host: bytes) -> bool:
         where = origin.partition(b"://")[2].lower()
-        return where == host.lower() or self._is_allowed(_name_of(where))
+        return (where != b"" and where == host.lower()) or self._is_allowed(_name_of(where))
 
     def _is_allowed(self, name: str | None) -> bool:
         return name is not None and (name in self._allowed or f".{name}" in self._below or name.endswith(self._below))

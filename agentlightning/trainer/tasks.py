@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -115,10 +115,19 @@ def each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     lost."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = _twice(name for name, _ in pairs)
         raise _Twice(f"the key {json.dumps(twice)} stands in it twice, so one value would be lost: leave one out")
     return found
+
+
+def _twice(names: Iterable[str]) -> str | None:
+    """The first name that has stood before; None where each stands once."""
+    seen = set[str]()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def check_texts(task: Any, where: str) -> None:
@@ -221,7 +230,7 @@ def _table(file: Path) -> list[dict[str, Any]]:
             "rows be the tasks: list(csv.DictReader(open(…), delimiter=…))."
         )
     names = [name for name in reader.fieldnames or () if name]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = _twice(names)
     if reader.fieldnames and _is_data(reader.fieldnames, rows):
         raise ConfigError(
             f"The first line of {file} looks like a task, not like names: {', '.join(reader.fieldnames)[:200]}. "

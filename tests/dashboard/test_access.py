@@ -95,6 +95,8 @@ async def test_the_page_allows_only_its_own_files(server: LightningStoreServer) 
         for name in ("..%2findex.html", "%2e%2e%2f%2e%2e%2fapp.py", "none.js"):
             _, _, text = await send(session, "GET", f"{server.endpoint}/dashboard/assets/{name}")
             assert "import " not in text
+        for name in ("a" * 5000, "%00", "..", "a/b"):
+            assert (await send(session, "GET", f"{server.endpoint}/dashboard/assets/{name}"))[0] in (200, 404)
 
 
 async def test_an_open_store_shows_its_dashboard_too(store: SqliteLightningStore) -> None:

@@ -156,6 +156,9 @@ def asked(guard: Guard, method: str = "GET", **headers: str) -> int:
     return 200 if refusal is None else refusal[0]
 
 
+OWN = "127.0.0.1:4747"
+
+
 async def nothing(*_: Any) -> None:
     raise AssertionError
 
@@ -197,6 +200,22 @@ def test_other_names_are_allowed_by_the_option_and_the_environment(monkeypatch: 
 
 def test_a_client_of_the_last_century_names_no_host() -> None:
     assert asked(Guard(nothing, "127.0.0.1")) == 200  # browsers always do
+    assert asked(Guard(nothing, "127.0.0.1"), origin="null") == 403
+
+
+@pytest.mark.parametrize(
+    "twice", [("origin", "http://evil.example", f"http://{OWN}"), ("content-type", "text/plain", JSON)]
+)
+def test_a_header_that_stands_twice_is_as_bad_as_its_worst_value(twice: tuple[str, str, str]) -> None:
+    name, *values = twice
+    for first, second in (values, reversed(values)):
+        given = {"host": OWN, "content-length": "2", "content-type": JSON}
+        given.pop(name, None)
+        headers = [(n.encode(), v.encode()) for n, v in (*given.items(), (name, first), (name, second))]
+        refusal = Guard(nothing, "127.0.0.1").refusal(
+            {"type": "http", "method": "POST", "path": "/", "headers": headers}
+        )
+        assert (refusal or (200,))[0] in (403, 415)
 
 
 def test_a_compressed_body_is_named_but_for_spans_of_exporters() -> None:

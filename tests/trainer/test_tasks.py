@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,20 @@ def test_values_nested_without_end_are_named(tmp_path: Path, name: str, text: st
     (tmp_path / name).write_text(text + "\n")
     with pytest.raises(ConfigError, match=rf"{name}.* nested too deeply"):
         load_tasks(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "one", "end"),
+    [("wide.jsonl", '{"a":{', '"k%d":1,', '"k0":1}}'), ("wide.csv", "", "k%d,", "k0\n1\n")],
+)
+def test_a_name_that_stands_twice_among_many_is_found_at_once(
+    tmp_path: Path, name: str, begin: str, one: str, end: str
+) -> None:
+    (tmp_path / name).write_text(begin + "".join(one % n for n in range(30_000, -1, -1)) + end)
+    began = time.process_time()
+    with pytest.raises(ConfigError, match=r"'k0'|\"k0\""):
+        load_tasks(tmp_path / name)
+    assert time.process_time() - began < 2
 
 
 def test_a_long_text_in_csv_is_a_task(tmp_path: Path) -> None:
