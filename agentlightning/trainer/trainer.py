@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -134,6 +134,8 @@ class _Fit:
     answers_signals: bool
     code: str
     """See `code_of`."""
+    served: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once its models were loaded."""
 
 
 class Trainer(GivenByName):
@@ -379,14 +381,14 @@ class Trainer(GivenByName):
                 await self._run(job, started)
                 break
             except BackendDied as error:
-                found = list_checkpoints(self.run_dir)
-                deaths = deaths + 1 if found and found[-1] == self.resume_from else 1
+                last = next(reversed(list_checkpoints(self.run_dir)), None)
+                deaths = deaths + 1 if last == self.resume_from else 1
                 if deaths > RESTARTS:
                     raise BackendDied(f"{error}\nIt was started again {RESTARTS} times without a step.") from error
-                if not found:
-                    raise
-                logger.warning("%s\nThe run goes on from %s.", error, found[-1])
-                self.resume_from = found[-1]
+                if last is None and not (job.served.is_set() and isinstance(self.algorithm, TrainingSettings)):
+                    raise  # it may be too large to be loaded
+                logger.warning("%s\nThe run goes on from %s.", error, last or "its beginning")
+                self.resume_from = last
 
     async def _run(self, job: _Fit, started: StartedRunners | None) -> None:
         """Start the parts in order, run the algorithm beside the runners, stop in reverse order."""
@@ -398,6 +400,7 @@ class Trainer(GivenByName):
             address, dashboard = await self._open_door(stack, store, run)
             reporter = await self._start_reporting(stack, store, run, job, dashboard)
             served, resources = await self._serve_models(stack, store, reporter, earlier)
+            job.served.set()
             gateway = served.gateway if served else None
             if self.llm_proxy is not None:
                 gateway = await self._start_llm_proxy(stack, store)

@@ -169,22 +169,54 @@ class Dies(BigramBackend):
 
     deaths: ClassVar[int] = 0
 
-    async def publish(self, policy: str) -> int:
+    @classmethod
+    def die(cls) -> None:
         if Dies.deaths:
             Dies.deaths -= 1
             raise BackendDied("The model process ended: SIGKILL.")
+
+    async def publish(self, policy: str) -> int:
+        self.die()
         return await super().publish(policy)
 
 
+class DiesEarly(Dies):
+    """Before anything is saved."""
+
+    async def publish(self, policy: str) -> int:
+        return await BigramBackend.publish(self, policy)
+
+    async def checkpoint(self, uri: str) -> None:
+        self.die()
+        await super().checkpoint(uri)
+
+
+class IsTooLarge(Dies):
+    """To be loaded."""
+
+    async def start(self) -> None:
+        self.die()
+
+
+def test_a_backend_that_dies_as_it_loads_is_not_started_again(tmp_path: Path) -> None:
+    Dies.deaths = 2
+    with pytest.raises(BackendDied, match=r"SIGKILL\.\nThe run is in"):
+        fit(tmp_path, IsTooLarge, steps=1)
+    assert Dies.deaths == 1
+
+
+@pytest.mark.parametrize("kind", [Dies, DiesEarly])
 @pytest.mark.parametrize("deaths", [3, 4])
-def test_a_backend_is_started_again_unless_it_dies_too_often_without_a_step(tmp_path: Path, deaths: int) -> None:
+def test_a_backend_is_started_again_unless_it_dies_too_often_without_a_step(
+    tmp_path: Path, kind: type[Dies], deaths: int
+) -> None:
     Dies.deaths = deaths
     settings = {"steps": 2, "tasks_per_step": 1, "learning_rate": 1.0, "save_every": 1}
     if deaths == 4:
         with pytest.raises(BackendDied, match=r"SIGKILL\.\nIt was started again 3 times without a step\."):
-            fit(tmp_path, Dies, **settings)
+            fit(tmp_path, kind, **settings)
         return
-    rows = fit(tmp_path, Dies, **settings)
+    rows = fit(tmp_path, kind, **settings)
     assert [row["step"] for row in rows if row["step"]] == [1, 2]
     assert len({task for row in rows if row["step"] for task in row["tasks"]}) == 2
 
