@@ -262,6 +262,7 @@ def _rewards(evidence: Evidence) -> Iterator[Finding]:
     if (nobody := unmatched_agents(rated, evidence.settings.get("policies") or ())) is not None:
         yield nobody
     yield from _rewarded_twice(rated, evidence)
+    yield from _content_is_a_list(rated)
     if len(rated) >= 8 and evidence.is_flat([e for e in (*evidence.early, *rated) if e.reward is not None]):
         yield problem(
             "constant_reward",
@@ -312,6 +313,25 @@ def _rewarded_twice(rated: Sequence[Episode], evidence: Evidence) -> Iterator[Fi
             "together: agl.emit_reward({…}, primary_key='the one that trains').",
             rollouts=ids([e for e, _ in twice]),
         )
+
+
+_WHERE_TEXT_IS = {
+    "responses": "In the Responses API it is response.output_text",
+    "messages": "In Anthropic's API it is message.content[0].text",
+}
+
+
+def _content_is_a_list(rated: Sequence[Episode]) -> Iterator[Finding]:
+    """Rewards that are all 0 in a wire format whose answers are lists, in which no text is found."""
+    dialects = {c.info.dialect for e in rated for c in e.calls if c.info.trained}
+    if len(rated) < 4 or any(e.reward for e in rated) or len(dialects) != 1 or not dialects <= _WHERE_TEXT_IS.keys():
+        return
+    yield warning(
+        "content_is_a_list",
+        f"Every one of {len(rated)} rollouts earned 0, and in the API that the agent asks by, message.content is a "
+        "list:  'text' in message.content  is never true, whatever the model says.",
+        f"Rate the text. {_WHERE_TEXT_IS[dialects.pop()]}. If the reward does that, the tasks are too hard so far.",
+    )
 
 
 def _last_rewards(episode: Episode) -> list[float]:

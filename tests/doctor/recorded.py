@@ -54,6 +54,7 @@ class Said:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What else it asked for."""
     trained: bool = True
+    dialect: str = "chat"
     finish_reason: str = "stop"
     answers: int = 1
     """How many its request asks for."""
@@ -156,7 +157,7 @@ def _call(said: Said, number: int, choice: int, *, rollout_id: str, attempt_id: 
         agent=None,
         parent_call_id=None,
         model="policy",
-        dialect="chat",
+        dialect=said.dialect,
         finish_reason=said.finish_reason,
         start_time=float(number),
         end_time=number + 0.5,

@@ -542,6 +542,26 @@ def test_rewards_that_are_all_alike_are_never_or_always_earned() -> None:
         assert {part for part, numbers in found.items() if numbers["groups"]} == {name}
 
 
+@pytest.mark.parametrize(
+    ("dialect", "rewards", "fix"),
+    [
+        ("responses", [0.0, 0.0, 0.0, 0.0], "response.output_text"),
+        ("messages", [0.0, 0.0, 0.0, 0.0], "message.content[0].text"),
+        ("messages", [1.0, 1.0, 1.0, 1.0], None),
+        ("responses", [0.0, 0.0, 0.0, 1.0], None),
+        ("chat", [0.0, 0.0, 0.0, 0.0], None),
+    ],
+)
+async def test_a_text_that_is_looked_for_in_a_list(
+    store: InMemoryLightningStore, dialect: str, rewards: list[float], fix: str | None
+) -> None:
+    run = groups(lambda g, m: Told(reward=rewards[m], calls=(Said(dialect=dialect),)))
+    found = await why(store, await write(store, Recording(groups=run)))
+    fixes = [f.fix for f in found.findings if f.code == "content_is_a_list"]
+    assert len(fixes) == (fix is not None)
+    assert all(str(fix) in words for words in fixes)
+
+
 @pytest.mark.parametrize(("why_not", "severity"), [("hosted", Severity.NOTE), (MEDIA, Severity.WARNING)])
 async def test_what_was_left_out_of_requests(store: InMemoryLightningStore, why_not: str, severity: Severity) -> None:
     left = [

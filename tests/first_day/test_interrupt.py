@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from agentlightning.backend.embedded.inbox import Inbox
+from agentlightning.backend.embedded.protocol import Abort, StopProcess, ToChild, frame
 
 from .day import agl
 
@@ -136,3 +140,38 @@ def test_a_runner(tmp_path: Path) -> None:
     printed, _ = store.communicate(timeout=60)
     assert store.returncode == 130, printed
     assert "Traceback" not in "".join([*told, printed])
+
+
+# ---- a process that ends without a word ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)"])
+def test_an_agent_that_ends_the_whole_process(tmp_path: Path, end: str) -> None:
+    """The model process, which is left, says it where the run was started."""
+    (tmp_path / "train.py").write_text(
+        "import os\nimport agentlightning as agl\n\n\n"
+        f"@agl.rollout\ndef agent(task, llm):\n    {end}\n\n\n"
+        "agl.Trainer(algorithm=agl.GRPO(model='calc', steps=1)).fit(agent, [1, 2])\n"
+    )
+    command = [sys.executable, "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert "The main process ended without a word" in done.stderr
+    assert "agl why RUN" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [([], True), ([Abort(1)], True), ([StopProcess()], False), ([Abort(1), StopProcess()], False)],
+)
+def test_only_an_end_without_a_word_is_told(sent: list[ToChild], says: bool) -> None:
+    ours, theirs = socket.socketpair()
+    read, write = os.pipe()
+    inbox = Inbox(theirs, in_a_process=False, terminal=[write])
+    for message in sent:
+        ours.sendall(frame(message))
+    ours.close()
+    while inbox.wait(timeout=10) != StopProcess():
+        pass
+    os.close(write)
+    with os.fdopen(read) as terminal, theirs:
+        assert ("ended without a word" in terminal.read()) is says

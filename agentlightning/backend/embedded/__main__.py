@@ -1,4 +1,4 @@
-"""`python -m agentlightning.backend.embedded FD`: the child's entry, started by `Child`; not a user's command."""
+"""`python -m agentlightning.backend.embedded [STDERR] FD`: the child's entry, started by `Child`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    code = serve(socket.socket(fileno=int(sys.argv[1])), in_a_process=True)
+    *terminal, given = map(int, sys.argv[1:])
+    code = serve(socket.socket(fileno=given), in_a_process=True, terminal=terminal)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # taking torch down in good order takes a second, and there is nothing left to lose

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
 from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Self
 
 from agentlightning.backend.embedded.connection import Connection
@@ -21,6 +24,20 @@ _WORDS = 20
 
 _LEVELS = logging.getLevelNamesMapping()
 """By the word that the child's own log lines begin with."""
+
+
+@contextmanager
+def _own_stderr() -> Iterator[Sequence[int]]:
+    """A copy of this process's stderr, where it has one: the child's to say there that this process is gone."""
+    try:
+        copy = os.dup(2)
+    except OSError:
+        yield ()
+        return
+    try:
+        yield (copy,)
+    finally:
+        os.close(copy)
 
 
 class Child(Connection):
@@ -39,13 +56,14 @@ class Child(Connection):
         # Threads that spin while they wait make learning several times slower when another process wants a core.
         # What Apple's GPU has no kernel for is computed on the CPU rather than refused.
         environment = {"OMP_WAIT_POLICY": "PASSIVE", "PYTORCH_ENABLE_MPS_FALLBACK": "1", **import_environment()}
-        with theirs:
+        with theirs, _own_stderr() as terminal:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "agentlightning.backend.embedded", str(theirs.fileno())),
+                *(sys.executable, "-P", "-m", "agentlightning.backend.embedded", *map(str, terminal)),
+                str(theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[*terminal, theirs.fileno()],
                 env=environment,
                 start_new_session=True,  # a Ctrl-C is for the parent alone, also while this one still starts
             )

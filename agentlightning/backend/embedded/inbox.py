@@ -6,18 +6,28 @@ import os
 import queue
 import socket
 import threading
+from collections.abc import Sequence
+from contextlib import suppress
 
 from agentlightning.backend.embedded.protocol import Frames, StopProcess, ToChild, to_child
 
 _GRACE_SECONDS = 30.0
 """How long the work in hand may go on after the parent is gone."""
 
+_DIED = (
+    b"\n! The main process ended without a word: killed (the system does that when memory runs out), or ended by the "
+    b"agent (os._exit, a crash in a library). Of a run,  agl why RUN  says how to go on; agl runs lists them.\n"
+)
+
 
 class Inbox:
     """Messages in the order they were sent. The parent's end, by `StopProcess` or by dying, reads as `StopProcess`."""
 
-    def __init__(self, sock: socket.socket, *, in_a_process: bool = True) -> None:
-        """`in_a_process`: the process is nothing but this server's, and ends when the work in hand never does."""
+    def __init__(self, sock: socket.socket, *, in_a_process: bool = True, terminal: Sequence[int] = ()) -> None:
+        """`in_a_process`: the process is nothing but this server's, and ends when the work in hand never does.
+        `terminal`: where it is said that the parent died, the parent's own stderr.
+        """
+        self._terminal = terminal
         self._sock = sock
         self._in_a_process = in_a_process
         self._queue: queue.SimpleQueue[ToChild] = queue.SimpleQueue()
@@ -38,17 +48,25 @@ class Inbox:
             return None
 
     def _read(self) -> None:
-        frames = Frames()
+        frames, stopped = Frames(), False
         try:
             while data := self._receive():
                 for body in frames.feed(data):
-                    self._queue.put(to_child.decode(body))
+                    self._queue.put(message := to_child.decode(body))
+                    stopped = stopped or isinstance(message, StopProcess)
+            if not stopped:
+                self._say_that_it_died()
         finally:
             self._queue.put(StopProcess())
         # Nobody is left to wait for a checkpoint being written, but half of one helps nobody either.
         if self._in_a_process:
             threading.Event().wait(_GRACE_SECONDS)
             os._exit(1)
+
+    def _say_that_it_died(self) -> None:
+        for terminal in self._terminal:
+            with suppress(OSError):
+                os.write(terminal, _DIED)
 
     def _receive(self) -> bytes:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 
 from agentlightning.backend.embedded.inbox import Inbox
 from agentlightning.backend.embedded.protocol import CallFailed, ProcessSettings, error_name, frame
@@ -10,9 +11,12 @@ from agentlightning.errors import AgentLightningError, missing_extra
 from agentlightning.models import resolve_model
 
 
-def serve(sock: socket.socket, *, in_a_process: bool) -> int:
-    """Serve until the parent says stop or is gone. 0, or 1 where the policies could not be loaded."""
-    inbox = Inbox(sock, in_a_process=in_a_process)
+def serve(sock: socket.socket, *, in_a_process: bool, terminal: Sequence[int] = ()) -> int:
+    """Serve until the parent says stop or is gone. 0, or 1 where the policies could not be loaded.
+
+    terminal: the parent's stderr, where it has one.
+    """
+    inbox = Inbox(sock, in_a_process=in_a_process, terminal=terminal)
     settings = inbox.wait()
     if not isinstance(settings, ProcessSettings):
         return 0
