@@ -34,6 +34,18 @@ def reason_of_file(error: Exception) -> str:
     return str((isinstance(error, OSError) and error.strerror) or error).rstrip(".")
 
 
+def run_called(name: str | Path) -> Path | None:
+    """The run in `runs/` that has this name; None where there is none."""
+    run = Path("runs") / name
+    return run if (run / "run.json").is_file() else None
+
+
+def latest_run() -> Path | None:
+    """The run in `runs/` that began last."""
+    described = sorted(Path("runs").glob("*/run.json"), key=lambda file: file.stat().st_mtime)
+    return described[-1].parent if described else None
+
+
 def meant_by(path: Path, endings: Collection[str] = ()) -> str:
     """The file or folder that is there and was probably meant, as a question; nothing where none is like it.
 
@@ -43,6 +55,8 @@ def meant_by(path: Path, endings: Collection[str] = ()) -> str:
         return ""
     if "\\" in str(path) and Path(slashes := str(path).replace("\\", "/")).exists():
         return f" Folders stand behind / here: {slashes}"
+    if run := run_called(path):
+        return f" Did you mean {run}?"
     places = sorted(path.parent.iterdir(), key=lambda p: p.suffix == path.suffix) if path.parent.is_dir() else []
     by_stem = {
         place.stem: place for place in places if not endings or place.suffix in endings

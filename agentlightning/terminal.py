@@ -38,10 +38,11 @@ def end_scripts_in_words() -> None:
 
 def _in_words_or(otherwise: Hook) -> Hook:
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, AgentLightningError) and not debugging():
+        ours = isinstance(error, AgentLightningError)
+        if (ours or (isinstance(error, KeyboardInterrupt) and str(error))) and not debugging():
             from agentlightning.console import safe
 
-            print(safe(in_words(error)), file=sys.stderr)  # noqa: T201
+            print(safe(in_words(error) if ours else str(error)), file=sys.stderr)  # noqa: T201
         else:
             if (note := _note_on(error)) is not None:
                 error.add_note(note)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agentlightning.arguments import explained
 from agentlightning.errors import ModelError
+from agentlightning.files import run_called
 from agentlightning.models.weights import damage_of_checkpoint
 from agentlightning.reading import read_object
 
@@ -89,6 +90,8 @@ def _otherwise_named(text: str) -> str:
         return f"That is an address; its Hugging Face id is '{address[1]}'. "
     if text.startswith(("http:", "https:")):
         return "That is an endpoint, which gives nobody its weights: let an agent ask it (agl run --endpoint URL). "
+    if run := run_called(text):
+        return f"Did you mean {run}? "
     if meant := difflib.get_close_matches(text, shipped_models(), n=1):
         return f"Did you mean '{meant[0]}'? "
     family = re.match(r"[a-z]+", text.lower())

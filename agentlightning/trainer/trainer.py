@@ -282,6 +282,8 @@ class Trainer(GivenByName):
             if debugging():
                 raise
             raise error.with_traceback(None) from None
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"Stopped at once. To go on: Trainer(resume='{self.run_dir}')") from None
         finally:
             left_running.of_a_script()
 

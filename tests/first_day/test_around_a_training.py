@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import shutil
 import sys
@@ -350,3 +351,37 @@ async def test_they_do_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.Mon
         async with location_of(tmp_path / "store.db").reading():
             pass
     await store.close()
+
+
+# ---- which run -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for second, name in enumerate(("old", "my new")):
+        (described := tmp_path / "runs" / name / "run.json").parent.mkdir(parents=True)
+        described.write_text("{}")
+        os.utime(described, (second, second))
+
+
+@pytest.mark.parametrize("command", ["show", "why", "watch", "eval", "export", "report", "whatif", "fork"])
+@pytest.mark.usefixtures("two_runs")
+def test_a_command_without_its_run_names_the_latest(command: str) -> None:
+    assert f"The latest one here: agl {command} 'runs/my new'" in answer(command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["show old", "why old", "eval old", "serve ./old", "export old --to m", "compare old runs/old", "watch old"],
+)
+@pytest.mark.usefixtures("two_runs")
+def test_a_run_that_is_called_by_its_name(command: str) -> None:
+    assert "Did you mean runs/old?" in answer(command)
+
+
+@pytest.mark.parametrize("command", ["show", "eval"])
+def test_no_run_is_named_where_there_is_none(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "Did you mean" not in answer(f"{command} old")
+    assert "latest" not in answer(command)

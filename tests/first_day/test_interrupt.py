@@ -175,3 +175,25 @@ def test_only_an_end_without_a_word_is_told(sent: list[ToChild], says: bool) -> 
     os.close(write)
     with os.fdopen(read) as terminal, theirs:
         assert ("ended without a word" in terminal.read()) is says
+
+
+STUBBORN_AGENT = SLOW_AGENT.replace(
+    "    await asyncio.sleep(600)\n",
+    "    try:\n        await asyncio.sleep(600)\n    finally:\n        await asyncio.sleep(600)\n",
+)
+
+
+def test_a_second_ctrl_c_in_a_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        f"{STUBBORN_AGENT}\nagl.Trainer(algorithm=agl.GRPO(model='calc', steps=1), run_dir='run').fit(agent, [1, 2])\n"
+    )
+    process = subprocess.Popen([sys.executable, "train.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "began").exists():
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    complained = process.communicate(timeout=60)[1]
+    assert process.returncode in (130, -signal.SIGINT)
+    assert "Traceback" not in complained
+    assert "Stopped at once. To go on: Trainer(resume='run')" in complained
