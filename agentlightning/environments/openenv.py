@@ -28,10 +28,11 @@ import aiohttp
 from agentlightning.environments.base import Environment, Probe
 from agentlightning.environments.foreign import module_path
 from agentlightning.environments.playing import ActionResult, PlayedEpisode, Player, last_number, seeds_of
-from agentlightning.errors import ConfigError, ExecutorError
+from agentlightning.errors import ConfigError, ExecutorError, RewardError
 from agentlightning.files import reason_of_file
 from agentlightning.litagent.isolation import base_environment
 from agentlightning.net.outgoing import http_session, reason_of
+from agentlightning.types.reward import checked_reward
 
 _FULL = "CAPACITY_REACHED"
 _WAIT_SECONDS = 120.0
@@ -126,7 +127,7 @@ class OpenEnvEnvironment(Environment):
             async with asyncio.timeout(self.seconds), session.get(f"{url}/schema", headers=headers) as found:
                 found.raise_for_status()
                 return (await found.json())["action"]
-        except (aiohttp.ClientError, OSError, ValueError, KeyError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError, RecursionError, TimeoutError) as error:
             raise ExecutorError(
                 f"openenv:{self.url} is no server of OpenEnv that answers: {reason_of(error)}"
             ) from error
@@ -265,7 +266,7 @@ async def _received(connection: aiohttp.ClientWebSocketResponse, seconds: float)
         raise ExecutorError(f"The environment took more than {seconds:g} s to answer (seconds).") from None
     try:
         found = json.loads(message.data) if message.type is aiohttp.WSMsgType.TEXT else None
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("data"), dict) or "type" not in found:
         raise ExecutorError(f"The environment ended the connection or sent what is no message: {message.data!r:.200}")
@@ -341,7 +342,12 @@ class _OpenEnvEpisode(PlayedEpisode):
         data = await self._ask("step", action, refusable=True)
         if "errors" in data or "code" in data:
             return ActionResult(f"That is no action: {data.get('message')}", 0.0, over=False, taken=False)
-        return ActionResult(_shown(data), float(data.get("reward") or 0.0), over=bool(data.get("done")))
+        given = data.get("reward")
+        try:
+            reward = 0.0 if given is None else checked_reward(given)  # which may be true or false in OpenEnv
+        except RewardError as error:
+            raise ExecutorError(f"The environment gave what is no reward: {error}") from None
+        return ActionResult(_shown(data), reward, over=bool(data.get("done")))
 
     async def _ask(self, kind: str, data: Mapping[str, Any], *, refusable: bool = False) -> dict[str, Any]:
         """The data of the environment's answer. Raises ExecutorError where it fails."""

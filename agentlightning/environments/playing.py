@@ -144,7 +144,7 @@ def _results(calls: Sequence[Any], turns: Sequence[ActionResult]) -> list[Messag
 async def _called(episode: PlayedEpisode, call: Any) -> ActionResult:
     try:
         arguments = json.loads(call.function.arguments or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return ActionResult(f"The arguments are not JSON: {error}", 0.0, over=False, taken=False)
     if not isinstance(arguments, dict):
         return ActionResult("The arguments are no object.", 0.0, over=False, taken=False)

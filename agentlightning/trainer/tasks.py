@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from glob import glob
 from pathlib import Path
 from typing import Any
 
 from agentlightning.errors import ConfigError, missing_extra
-from agentlightning.files import meant_by
+from agentlightning.files import meant_by, reason_of_file
 from agentlightning.reading import within_depth
 from agentlightning.trainer import hub
 
@@ -43,6 +43,8 @@ def load_tasks(path: str | Path) -> list[Any]:
         tasks = read(file)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is not text in UTF-8: {error}. Save it as UTF-8.") from error
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {reason_of_file(error)}.") from error
     if not tasks:
         below = " It has a line with names, and no row below it." if read is _table and file.stat().st_size else ""
         raise ConfigError(f"{file} holds no tasks.{below}")
@@ -187,7 +189,7 @@ def _hint_of_array(text: str, error: ValueError) -> str:
     before, behind = text[: error.pos + 1].rstrip(), text[error.pos :].lstrip(", \t\r\n")
     if behind[:1] in tuple("]}") and before.rstrip("]} \t\r\n").endswith(","):
         return " JSON has no comma before a closing bracket: take it out."
-    if re.match(r"\s*[\[{]\s*[\[{]?\s*'", text):
+    if re.match(r"\s*[\[{](\s*[\[{])?\s*'", text):
         return " It looks like Python, and JSON has double quotes: write the file with json.dump(tasks, file)."
     return ""
 
@@ -257,22 +259,43 @@ def _is_data(heading: Sequence[str], rows: list[dict[str, Any]]) -> bool:
 
 def _parquet(file: Path) -> list[dict[str, Any]]:
     try:
-        from pyarrow import parquet
+        from pyarrow import ArrowException, parquet
     except ImportError:
         raise missing_extra("parquet", "pyarrow") from None
     try:
         with parquet.ParquetFile(file) as opened:
-            if (rows := opened.metadata.num_rows) > MOST_TASKS:
-                raise ValueError(f"it has {rows:,} rows, and more than {MOST_TASKS:,} are not read")
-            return opened.read().to_pylist()
-    except (OSError, ValueError) as error:  # pyarrow's own are one of the two
+            return list(_rows(opened, max(_EXPANDED, _RATIO * file.stat().st_size)))
+    except (OSError, ValueError, OverflowError, ArrowException) as error:  # the third for dates that Python has not
         raise ConfigError(f"{file} cannot be read as Parquet: {error}. Write it again, or give JSON lines.") from error
+
+
+def _rows(opened: Any, most: int) -> Iterator[dict[str, Any]]:
+    """The rows of Parquet. Raises ValueError where they take more memory than `most` bytes: values that are all the
+    same take next to nothing in a file."""
+    about = opened.metadata
+    if about.num_rows > MOST_TASKS:
+        raise ValueError(f"it has {about.num_rows:,} rows, and more than {MOST_TASKS:,} are not read")
+    groups = map(about.row_group, range(about.num_row_groups))
+    if (values := sum(g.column(n).num_values for g in groups for n in range(g.num_columns))) > MOST_VALUES:
+        raise ValueError(f"it has {values:,} values, and more than {MOST_VALUES:,} are not read")
+    held = 0
+    for batch in opened.iter_batches(_BATCH):
+        held += batch.nbytes
+        if held > most:
+            raise ValueError(f"its values take more than {most:,} bytes in memory")
+        yield from batch.to_pylist()
 
 
 MOST_BYTES = 2**34
 """Of a file of tasks, which is read into memory: one of a terabyte is mostly a hole."""
 MOST_TASKS = 10_000_000
 """Rows of Parquet, which take next to nothing in a file if they are all the same."""
+MOST_VALUES = 100_000_000
+"""In all its columns and lists."""
+_EXPANDED, _RATIO = 2**30, 100
+"""Values of Parquet take at most so many bytes, or so many times as many as the file."""
+_BATCH = 256
+"""Rows of Parquet that are read at once."""
 _FIELD = 2**30
 """Characters of a field of CSV."""
 _READERS: dict[str, Callable[[Path], list[Any]]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import math
 import os
 import pickle
 import signal
@@ -26,6 +27,7 @@ from aiohttp import WSMsgType, web
 
 import agentlightning as agl
 from agentlightning.environments.openenv import ModuleServer, OpenEnvEnvironment
+from agentlightning.environments.playing import _called  # pyright: ignore[reportPrivateUsage]
 from agentlightning.errors import ConfigError, ExecutorError
 from tests.environments.interpreters import interpreter
 from tests.environments.model import Answer, answering, attempted
@@ -82,7 +84,7 @@ class Server:
             answer = self._step(given["data"])
             if answer is None:
                 return False
-            await socket.send_json(answer)
+            await (socket.send_str if isinstance(answer, str) else socket.send_json)(answer)
         return True
 
     @asynccontextmanager
@@ -167,6 +169,15 @@ async def test_several_fields_are_a_tool_and_what_is_refused_may_be_tried_again(
     assert "b is missing" in told[1]
 
 
+async def test_arguments_nested_without_end_are_no_action() -> None:
+    class Call:
+        class function:
+            name, arguments = "act", '{"a":' * 100_000
+
+    episode: Any = None  # is not asked
+    assert "not JSON" in (await _called(episode, Call)).seen
+
+
 async def test_tools_of_mcp_are_the_models() -> None:
     def step(data: dict[str, Any]) -> dict[str, Any]:
         if data["type"] == "list_tools":
@@ -200,6 +211,11 @@ FAILURES = {
     "it breaks": ({"type": "error", "data": {"message": "it broke", "code": "EXECUTION_ERROR"}}, "it broke"),
     "it ends": (None, "ended the connection"),
     "it says what is none": ({"type": "observation"}, "no message"),
+    "it says what has no end": ("[" * 100_000, "no message"),
+    "its reward is a text": (observed("1", True), "no reward"),
+    "its reward is beyond all bounds": (observed(1e308, True), "no reward"),
+    "its reward has 400 digits": (observed(10**400, True), "no reward"),
+    "its reward is no number": (observed(math.nan, True), "no reward"),
 }
 
 

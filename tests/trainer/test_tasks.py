@@ -137,3 +137,41 @@ def test_rows_of_parquet_that_take_no_place_in_the_file_are_counted(
     monkeypatch.setattr(tasks, "MOST_TASKS", 10)
     with pytest.raises(ConfigError, match="it has 11 rows, and more than 10 are not read"):
         load_tasks(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize(
+    ("limit", "column", "words"),
+    [
+        ("MOST_VALUES", pa.array([[None] * 40] * 5), "it has 200 values, and more than 100 are not read"),
+        ("_EXPANDED", pa.array(["x" * 1000] * 5), "its values take more than 100 bytes in memory"),
+    ],
+)
+def test_values_of_parquet_that_take_no_place_in_the_file_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, column: Any, words: str
+) -> None:
+    pq.write_table(pa.table({"q": column}), tmp_path / "t.parquet")
+    assert load_tasks(tmp_path / "t.parquet") == [{"q": value} for value in column.to_pylist()]
+    monkeypatch.setattr(tasks, limit, 100)
+    monkeypatch.setattr(tasks, "_RATIO", 0)
+    with pytest.raises(ConfigError, match=words):
+        load_tasks(tmp_path / "t.parquet")
+
+
+def test_dates_that_python_has_not_are_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"t": pa.array([2**62], pa.timestamp("us"))}), tmp_path / "t.parquet")
+    with pytest.raises(ConfigError, match="out of range"):
+        load_tasks(tmp_path / "t.parquet")
+
+
+def test_blanks_without_end_hold_nobody_up(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[" + " " * 100_000 + "x")
+    began = time.process_time()
+    with pytest.raises(ConfigError, match="is not JSON"):
+        load_tasks(tmp_path / "a.json")
+    assert time.process_time() - began < 2
+
+
+def test_a_file_that_the_disk_does_not_give_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").symlink_to("/proc/self/mem")  # a regular file that cannot be read
+    with pytest.raises(ConfigError, match=r"a\.jsonl cannot be read"):
+        load_tasks(tmp_path / "a.jsonl")
