@@ -128,17 +128,27 @@ def resuming(
     return f"Goes on after step {step}{of}, from {checkpoint}.{again}{others}"
 
 
+_ANSWERS = frozenset({"answer", "expected", "target", "label", "solution", "result", "gold", "ground_truth", "output"})
+
+
 def numbers_as_text(tasks: Dataset[Any] | None) -> list[str]:
-    """The words for a field of the first tasks that is a number in quotes, as everything in a CSV file is."""
+    """The words for a field of the first tasks that is a number in quotes, as everything in a CSV file is, or for a
+    right answer that is a number, which no text is equal to."""
     first = [tasks[number] for number in range(min(len(tasks), _LOOKED_AT))] if tasks is not None else []
     if not first or not all(isinstance(task, Mapping) for task in first):
         return []
     names = [name for name in first[0] if all(_NUMBER.fullmatch(str(t.get(name))) for t in first)]
     found = [name for name in names if all(isinstance(task[name], str) for task in first)]
+    if found:
+        shown = f"task[{found[0]!r}]"
+        text = f"The tasks' field {found[0]!r} is text, such as {first[0][found[0]]!r}"
+        return [f"{text}: compare texts, or take float({shown})."]
     return [
-        f"The tasks' field {name!r} is text, such as {first[0][name]!r}: compare texts, or take float(task[{name!r}])."
-        for name in found[:1]
-    ]
+        f"The tasks' field {name!r} is a number, such as {first[0][name]!r}, and what a model says is text, which "
+        f"never equals one: if the reward compares them with ==, take str(task[{name!r}])."
+        for name in names
+        if name in _ANSWERS and all(type(task[name]) in (int, float) for task in first)
+    ][:1]
 
 
 def conclude(
@@ -163,7 +173,8 @@ def conclude(
     known = agent.origin[1] is not None or agent.environment is not None
     console.note(closing(command_name(), result, agent_known=known))
     if not result.learned:
-        console.warn(" ".join([NOTHING_LEARNED, *numbers_as_text(tasks)]))
+        nothing = not any(row.get("reward") for row in result.metrics)
+        console.warn(" ".join([NOTHING_LEARNED, *(numbers_as_text(tasks) if nothing else [])]))
 
 
 def opening(

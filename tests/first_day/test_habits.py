@@ -332,8 +332,18 @@ def test_lists_and_pairs_that_are_tasks(tasks: Any) -> None:
 def test_numbers_in_quotes_are_named_where_nothing_was_learned() -> None:
     (words,) = numbers_as_text([{"question": "1 + 1", "answer": "2"}, {"question": "2 + 2", "answer": "4.5"}])
     assert "field 'answer' is text, such as '2'" in words
-    for tasks in (None, [], ["2", "3"], [{"answer": 2}], [{"answer": "two"}], [{"answer": "2"}, {"answer": "no"}]):
+    for tasks in (None, [], ["2", "3"], [{"id": 2}], [{"answer": "two"}], [{"answer": "2"}, {"answer": "no"}]):
         assert numbers_as_text(tasks) == []
+
+
+@pytest.mark.parametrize("field", ["answer", "expected", "label"])
+@pytest.mark.parametrize("value", [5, -1.5])
+def test_a_number_that_no_text_equals(field: str, value: float) -> None:
+    (words,) = numbers_as_text([{"id": 1, field: value}, {"id": 2, field: 7}])
+    assert f"field '{field}' is a number, such as {value}" in words
+    assert f"take str(task['{field}'])" in words
+    for other in (True, None, "five", [5]):
+        assert numbers_as_text([{"id": 1, field: other}]) == []
 
 
 # ---- scripts and commands -------------------------------------------------------------------------------------------

@@ -21,6 +21,9 @@ from tests.gateway.conftest import CALC, Site, calculator, call_text
 from tests.gateway.scripted import ScriptedEngine
 
 USER: Any = {"role": "user", "content": "What is 2 + 3?"}
+OF_WORDS: Any = {"type": "object", "properties": {"a": "number", "b": "number"}, "required": ["a"]}
+WORDS_OF_ANTHROPIC = {"name": "calc", "input_schema": OF_WORDS}
+FUNCTION = {"type": "function"}
 ANTHROPIC_TOOL = {"name": "calc", "input_schema": CALC["function"]["parameters"]}
 
 
@@ -34,6 +37,10 @@ async def post(site: Site, path: str, body: dict[str, Any]) -> tuple[int, Any]:
     ):
         text = await answer.text()
     return answer.status, text if body.get("stream") and answer.status == 200 else json.loads(text)
+
+
+def taking(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "calc", "parameters": parameters}}
 
 
 def said(**fields: Any) -> list[dict[str, Any]]:

@@ -53,6 +53,7 @@ from agentlightning.gateway.dialects.template import template_of
 from agentlightning.gateway.dialects.tools import (
     Origin,
     arguments_of_text,
+    check_parameters,
     origin_of,
     text_function,
     text_of_call,
@@ -328,6 +329,7 @@ def _tools(given: Sequence[Any], reading: Reading) -> ToolSet:
             declared.append(text_function(name, inner))
             origins[name] = Origin(kind, name)
             continue
+        check_parameters(inner.get("parameters"), f"{where}.{kind}.parameters")
         if inner.get("strict") is True:
             strict[name] = f"{where}.parameters"
         kept = {k: v for k, v in inner.items() if k in FUNCTION.acting and k != "strict"}

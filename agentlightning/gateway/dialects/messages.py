@@ -36,6 +36,7 @@ from agentlightning.gateway.dialects.tables.messages import (
     USER_PARTS,
 )
 from agentlightning.gateway.dialects.template import effort_of, thinking_of
+from agentlightning.gateway.dialects.tools import check_parameters
 from agentlightning.gateway.exchange import (
     Answer,
     AnswerSchema,
@@ -341,6 +342,7 @@ def _tools(given: Sequence[Any], reading: Reading) -> ToolSet:
         if reading.known(tool, TOOLS, where) is None:
             continue
         name = tool_name(tool, where)
+        check_parameters(tool.get("input_schema"), f"{where}.input_schema")
         if tool.get("strict") is True:
             strict[name] = f"{where}.input_schema"
         described = {"description": tool["description"]} if tool.get("description") else {}

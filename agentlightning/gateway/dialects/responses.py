@@ -47,6 +47,7 @@ from agentlightning.gateway.dialects.template import effort_of
 from agentlightning.gateway.dialects.tools import (
     Origin,
     arguments_of_text,
+    check_parameters,
     flat_name,
     origin_of,
     text_function,
@@ -385,6 +386,7 @@ def _tools(given: Sequence[Any], reading: Reading) -> ToolSet:
         if kind == "custom":
             declared.append(text_function(flat, tool))
         else:
+            check_parameters(tool.get("parameters"), f"{where}.parameters")
             kept = {k: v for k, v in tool.items() if k in ("description", "parameters") and v}
             declared.append({"type": "function", "function": {"name": flat, **kept}})
         if kind == "custom" or namespace is not None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from agentlightning.gateway.dialects.fields import typed
-from agentlightning.gateway.exchange import ToolCall
+from agentlightning.gateway.exchange import Refusal, ToolCall
 from agentlightning.rendering.messages import Tool
 
 INPUT = "input"
@@ -40,6 +40,47 @@ def flat_name(namespace: Any, name: Any) -> Any:
     if not isinstance(namespace, str) or not namespace or not isinstance(name, str):
         return name
     return namespace + ("" if namespace.endswith("_") else "__") + name
+
+
+_OF_SCHEMAS = {
+    *(
+        "type",
+        "properties",
+        "required",
+        "items",
+        "enum",
+        "const",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "not",
+        "if",
+        "then",
+        "else",
+    ),
+    *("definitions", "description", "title", "default", "examples", "nullable", "additionalProperties"),
+    *("patternProperties", "propertyNames", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas"),
+}
+
+
+def check_parameters(schema: Any, where: str) -> None:
+    """Raises Refusal for parameters that name their kinds in place of a JSON schema: a model is shown them as they are,
+    and calls are not held to them."""
+    if not isinstance(schema, Mapping) or not schema:
+        return
+    properties = schema.get("properties")
+    named = properties if isinstance(properties, Mapping) else schema
+    if named is schema and any(key in _OF_SCHEMAS or str(key).startswith("$") for key in schema):
+        return
+    if named is schema or any(not isinstance(value, Mapping | bool) for value in named.values()):
+        first = next((key for key in named if not isinstance(named[key], Mapping)), next(iter(named)))
+        raise Refusal(
+            f"'{where}' is no JSON schema: {first!r} has {named[first]!r:.40}. Write {{'type': 'object', 'properties': "
+            f"{{{first!r}: {{'type': 'integer'}}, …}}, 'required': [{first!r}, …]}}. Types are string, number, "
+            "integer, boolean, array and object.",
+            code="invalid_function_parameters",
+            param=where,
+        )
 
 
 def text_function(name: str, tool: Mapping[str, Any]) -> Tool:
