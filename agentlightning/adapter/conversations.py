@@ -14,7 +14,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentlightning.adapter.matching import MATCHES, RewardMatch, below_what_encloses, is_in_reward
-from agentlightning.adapter.numbered import calls_below, numbered_messages, numbered_tools, read_json, with_calls
+from agentlightning.adapter.numbered import (
+    calls_below,
+    messages_in,
+    numbered_messages,
+    numbered_tools,
+    read_json,
+    text_at,
+    tools_in,
+    with_calls,
+)
 from agentlightning.types import Span
 from agentlightning.types.names import CALL_ID, EXECUTOR_ID, PARENT_CALL_ID, REWARD_RESPONSE, SAME_INPUT
 from agentlightning.types.reward import find_reward_spans, get_reward_value, is_reward_span, names_call
@@ -77,7 +86,9 @@ def conversations(
     known: dict[str, Conversation] = {}
     found: dict[str, Conversation] = {}
     ordered = sorted(spans, key=lambda s: (s.start_time or 0.0, s.sequence_id))
-    gateways = {s.attributes.get("gen_ai.response.id") for s in ordered if CALL_ID in s.attributes and not _failed(s)}
+    gateways = {
+        text_at(s.attributes, "gen_ai.response.id") for s in ordered if CALL_ID in s.attributes and not _failed(s)
+    }
     by_framework: dict[str, Conversation] = {}
     """What frameworks say of calls that the gateway recorded, by response id; a response may have several choices."""
     for span in ordered:
@@ -85,7 +96,7 @@ def conversations(
             continue
         if exclude_llm_call_in_reward and is_in_reward(span, by_id):
             continue
-        call = _read(span, by_call.get(span.attributes.get(SAME_INPUT, ""), span), by_id, known)
+        call = _read(span, by_call.get(text_at(span.attributes, SAME_INPUT) or "", span), by_id, known)
         if not call.call_id:
             call = _with_calls(call, children[span.span_id], [*found.values(), *by_framework.values()])
         if call.call_id:
@@ -115,14 +126,14 @@ def _is_call(span: Span, pattern: str | None) -> bool:
 def _read(span: Span, with_input: Span, by_id: Mapping[str, Span], known: Mapping[str, Conversation]) -> Conversation:
     """`with_input`: the span that holds the call's input, itself or that of the response's first choice."""
     a = span.attributes
-    parent = known.get(a.get(PARENT_CALL_ID, ""))
+    parent = known.get(text_at(a, PARENT_CALL_ID) or "")
     before = [*parent.messages, *([parent.answer] if parent.answer else [])] if parent else []
     answers = _messages(a.get("gen_ai.output.messages")) or numbered_messages(a, "gen_ai.completion")
-    tools = read_json(with_input.attributes.get("gen_ai.tool.definitions"), []) or numbered_tools(with_input.attributes)
+    tools = tools_in(with_input.attributes.get("gen_ai.tool.definitions")) or numbered_tools(with_input.attributes)
     return Conversation(
         span=span,
         call_id=a.get(CALL_ID),
-        response_id=a.get("gen_ai.response.id"),
+        response_id=text_at(a, "gen_ai.response.id"),
         parent_call_id=a.get(PARENT_CALL_ID),
         agent=agent_of(span, by_id),
         messages=[
@@ -197,7 +208,7 @@ def _rewarded(calls: Sequence[Conversation], spans: Sequence[Span], match: Rewar
 
 
 def _messages(text: Any) -> list[Message]:
-    return [message_of_parts(m) for m in read_json(text, []) if isinstance(m, dict)]
+    return [message_of_parts(m) for m in messages_in(text)]
 
 
 def message_of_parts(shaped: Mapping[str, Any]) -> Message:
@@ -207,7 +218,7 @@ def message_of_parts(shaped: Mapping[str, Any]) -> Message:
     for part in shaped.get("parts", ()):
         match part.get("type"):
             case "text" if isinstance(message["content"], str):
-                message["content"] += part.get("content") or ""
+                message["content"] += str(part.get("content") or "")
             case "text" | "uri" | "image_url":
                 message["content"] = _several(message["content"], part)
             case "reasoning":
@@ -239,6 +250,7 @@ def _several(content: Any, part: Mapping[str, Any]) -> list[Any]:
 def _first(attributes: Mapping[str, Any], names: Sequence[str]) -> Sequence[int] | None:
     for name in names:
         value = attributes.get(name)
-        if value is not None:
-            return [int(x) for x in (json.loads(value) if isinstance(value, str) else value)]
+        ids = read_json(value, value)
+        if isinstance(ids, list | tuple) and all(isinstance(one, int) for one in ids):
+            return [int(one) for one in ids]
     return None

@@ -21,7 +21,7 @@ def numbered_messages(attributes: Mapping[str, Any], prefix: str) -> list[Messag
     found: list[Message] = []
     for keys in below_numbers(attributes, prefix):
         role = "assistant" if prefix == "gen_ai.completion" else "user"
-        message: Message = {"role": keys.get("role") or role, "content": _content(keys.get("content", ""))}
+        message: Message = {"role": str(keys.get("role") or role), "content": _content(keys.get("content", ""))}
         if "tool_call_id" in keys:
             message["tool_call_id"] = keys["tool_call_id"]
         if calls := _numbered_calls(keys):
@@ -115,6 +115,32 @@ def _begins(messages: Sequence[Message], prompt: Sequence[Message]) -> bool:
     pairs = zip(messages, prompt, strict=False)
     is_same = all(m["role"] == p["role"] and (m["content"] or "") == (p["content"] or "") for m, p in pairs)
     return len(messages) > len(prompt) and is_same
+
+
+def text_at(attributes: Mapping[str, Any], name: str) -> str | None:
+    """An attribute that names something; None where it is no text, as an agent's own spans may have it."""
+    value = attributes.get(name)
+    return value if isinstance(value, str) else None
+
+
+def messages_in(value: Any) -> list[dict[str, Any]]:
+    """The messages of an attribute in the form of the GenAI conventions. An agent's own spans may hold anything there:
+    what is no message, or no part of one, is left out."""
+    found: list[dict[str, Any]] = []
+    for message in _objects(read_json(value, value)):
+        parts = [{**part, "type": str(part.get("type", "text"))} for part in _objects(message.get("parts"))]
+        found.append({**message, "role": str(message.get("role", "user")), "parts": parts})
+    return found
+
+
+def tools_in(value: Any) -> list[dict[str, Any]]:
+    """The definitions of tools that an attribute holds; what is none is left out."""
+    return _objects(read_json(value, value))
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    values: list[Any] = [*value] if isinstance(value, list | tuple) else []
+    return [one for one in values if isinstance(one, dict)]
 
 
 def read_json(text: Any, default: Any) -> Any:

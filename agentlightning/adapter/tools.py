@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agentlightning.adapter.numbered import messages_in, read_json
 from agentlightning.types import Span
 from agentlightning.types.names import OPERATION, OPERATION_NAME, OPERATION_OUTPUT
 
@@ -84,7 +85,7 @@ def _tool_calls(span: Span) -> Iterator[_ToolCall]:
     for part in _parts(span, "gen_ai.output.messages", "tool_call"):
         yield _ToolCall(
             id=part.get("id"),
-            name=part.get("name", ""),
+            name=str(part.get("name", "")),
             arguments=_text(part.get("arguments")),
             response_id=span.attributes.get("gen_ai.response.id"),
             time=span.end_time or 0.0,
@@ -98,12 +99,8 @@ def _results(span: Span) -> Iterator[tuple[str | None, str | None]]:
 
 def _parts(span: Span, attribute: str, kind: str) -> Iterator[dict[str, Any]]:
     """The parts of one kind in the messages of a span by the GenAI conventions."""
-    try:
-        messages = json.loads(span.attributes.get(attribute, "[]"))
-        parts = [p for m in messages for p in m.get("parts", ())]
-    except (ValueError, TypeError, AttributeError):
-        return
-    yield from (p for p in parts if isinstance(p, dict) and p.get("type") == kind)
+    parts = (part for message in messages_in(span.attributes.get(attribute)) for part in message["parts"])
+    yield from (part for part in parts if part["type"] == kind)
 
 
 def _of_tool_span(span: Span) -> ToolOutcome | None:
@@ -146,10 +143,7 @@ def _error_in(output: str | None) -> str | None:
         return None
     text = output.strip()
     if text[:1] == "{":
-        try:
-            given = json.loads(text)
-        except ValueError:
-            return None
+        given = read_json(text, {})
         if given.get("isError") or given.get("is_error"):
             return text
         return str(given["error"]) if given.get("error") else None

@@ -168,8 +168,9 @@ def replayed_tools(spans: Sequence[Span]) -> list[str]:
 
 
 def _finish(span: Span) -> dict[str, Any]:
-    reasons = span.attributes.get("gen_ai.response.finish_reasons") or [None]
-    return {"finish_reason": reasons[0], "tokens": span.attributes.get("gen_ai.usage.output_tokens")}
+    reasons = span.attributes.get("gen_ai.response.finish_reasons")
+    reason = reasons[0] if isinstance(reasons, list | tuple) and reasons else None
+    return {"finish_reason": reason, "tokens": span.attributes.get("gen_ai.usage.output_tokens")}
 
 
 def _lost(episode: Episode) -> Iterator[tuple[str, int, int]]:

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
+from agentlightning.adapter.numbered import messages_in, tools_in
 from agentlightning.console import safe
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Rollout, RolloutMode, Span
@@ -63,19 +64,19 @@ def transcript(spans: Sequence[Span], *, full: bool = False) -> Text:
     """
     text = Text()
     tools: set[str] = set()
-    agents = {span.attributes.get("gen_ai.agent.name") for span in spans} - {None}
+    agents = {str(name) for span in spans if (name := span.attributes.get("gen_ai.agent.name")) is not None}
     for span in spans:
         given = span.attributes.get("gen_ai.tool.definitions")
         if full and isinstance(given, str) and given not in tools:
             tools.add(given)
-            for tool in json.loads(given):
+            for tool in tools_in(given):
                 text.append(f"{'tools':>9}  ", style="dim")
                 text.append(f"{safe(json.dumps(tool.get('function', tool), ensure_ascii=False))}\n", style="dim")
         for key in ("gen_ai.input.messages", "gen_ai.output.messages"):
-            for message in _messages(span.attributes.get(key)):
+            for message in messages_in(span.attributes.get(key)):
                 if full or message["role"] != "system":
                     name = span.attributes.get("gen_ai.agent.name") if len(agents) > 1 else None
-                    spoke = safe(str(name)) if name and key == "gen_ai.output.messages" else message["role"]
+                    spoke = safe(str(name)) if name and key == "gen_ai.output.messages" else safe(message["role"])
                     text.append(f"{spoke:>9}  ", style=_STYLES.get(message["role"], ""))
                     text.append(f"{_content(message)}\n")
         if (line := span.attributes.get(MESSAGE_BODY)) is not None:
@@ -91,21 +92,15 @@ def log(spans: Sequence[Span]) -> Text:
     return Text("\n".join(safe(str(line)) for line in lines))
 
 
-def _messages(value: Any) -> list[dict[str, Any]]:
-    if value is None:
-        return []
-    return json.loads(value) if isinstance(value, str) else value
-
-
 def _content(message: dict[str, Any]) -> str:
     """The text of a message in the GenAI conventions' parts."""
-    return safe(" ".join(_part(part) for part in message.get("parts", ())).strip())
+    return safe(" ".join(_part(part) for part in message["parts"]).strip())
 
 
 def _part(part: dict[str, Any]) -> str:
     if part["type"] == "tool_call":
         arguments = part.get("arguments")
-        return f"{part['name']}({arguments if isinstance(arguments, str) else json.dumps(arguments)})"
+        return f"{part.get('name', '')}({arguments if isinstance(arguments, str) else json.dumps(arguments)})"
     if part["type"] == "tool_call_response":
         return str(part.get("response", part.get("result", "")))
     return str(part.get("content", ""))

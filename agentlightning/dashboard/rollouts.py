@@ -222,7 +222,7 @@ def _decoded(value: Any) -> Any:
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             return cut(value)
     return shown(value)
 

@@ -154,7 +154,7 @@ def _other_endpoint(evidence: Evidence, episodes: Sequence[Episode]) -> tuple[st
         for span in evidence.spans.get(e.rollout.rollout_id, ()):
             a = span.attributes
             if span.name == OTHER_ENDPOINT:
-                seen.append((str(a["url.full"]), str(a.get("user_agent.original", "")), e))
+                seen.append((str(a.get("url.full")), str(a.get("user_agent.original", "")), e))
             elif a.get("gen_ai.operation.name") == "chat" and a.get("error.type") != "refused":
                 seen.append((str(a.get("server.address") or a.get("gen_ai.provider.name") or "another place"), "", e))
     if not seen:

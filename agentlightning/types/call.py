@@ -10,6 +10,7 @@ unique tokens once. `Call` is the view for readers: whole arrays, put together o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -176,8 +177,11 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 def left_out_of(spans: Iterable[Span]) -> list[LeftOut]:
     """What was left out of the requests of an attempt, by its spans."""
-    found = [s.attributes[LEFT_OUT] for s in spans if LEFT_OUT in s.attributes]
-    return [one for text in found for one in _decoder.decode(text)]
+    found = list[LeftOut]()
+    for span in spans:
+        with suppress(msgspec.MsgspecError, TypeError, RecursionError):  # an agent's own span may say anything
+            found += _decoder.decode(span.attributes.get(LEFT_OUT, "[]"))
+    return found
 
 
 _decoder = msgspec.json.Decoder(list[LeftOut])
@@ -201,9 +205,8 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of_span(cls, span: Span) -> Spent:
         """The use that the span of one call records."""
-        known = span.attributes
-        tokens = sum(known.get(f"gen_ai.usage.{kind}_tokens") or 0 for kind in ("input", "output"))
-        return cls(calls=1, tokens=tokens, cost=known.get(COST) or 0.0)
+        tokens = sum(int(number_at(span, f"gen_ai.usage.{kind}_tokens")) for kind in ("input", "output"))
+        return cls(calls=1, tokens=tokens, cost=number_at(span, COST))
 
     def words(self) -> str:
         """The use in words, for people."""
@@ -211,11 +214,17 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join([*parts, f"cost {self.cost:.4f}"] if self.cost else parts)
 
 
+def number_at(span: Span, name: str) -> float:
+    """An attribute that counts something; 0 where it is no number, as an agent's own span may have it."""
+    value = span.attributes.get(name)
+    return value if isinstance(value, int | float) and abs(value) < 2**63 else 0
+
+
 def spent_of(spans: Iterable[Span]) -> dict[str, Spent]:
     """What was asked of other providers among these spans, by the provider's alias."""
     found: dict[str, Spent] = {}
     for span in spans:
         if "agentlightning.response" in span.attributes:
-            alias = str(span.attributes["gen_ai.provider.name"])
+            alias = str(span.attributes.get("gen_ai.provider.name"))
             found[alias] = found.get(alias, Spent()) + Spent.of_span(span)
     return found

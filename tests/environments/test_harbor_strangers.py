@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import shutil
+import tarfile
+from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -114,6 +118,45 @@ async def test_what_packs_in_a_box_may_say_much_and_never_end(tmp_path: Path, mo
     monkeypatch.setattr(archives, "_SECONDS", 0.2)
     with pytest.raises(ExecutorError, match="to pack files"):
         await asyncio.wait_for(archives.streamed(["sleep", "60"], dict(os.environ), tmp_path / "archive"), 30)
+
+
+def _archive(place: Path, *members: tarfile.TarInfo, mode: Literal["w", "w:gz", "w:xz"] = "w") -> Path:
+    with tarfile.open(place, mode, format=tarfile.PAX_FORMAT) as archive:
+        for member in members:
+            archive.addfile(member, io.BytesIO(bytes(member.size)))
+    return place
+
+
+def _member(name: str, size: int = 1, headers: dict[str, str] | None = None) -> tarfile.TarInfo:
+    found = tarfile.TarInfo(name)
+    found.size, found.pax_headers = size, headers or {}
+    return found
+
+
+def test_an_archive_of_a_box_is_as_large_as_it_says(tmp_path: Path) -> None:
+    hole = _member(
+        "it/hole", headers={"GNU.sparse.size": str(2**40), "GNU.sparse.numblocks": "0", "GNU.sparse.map": "0,1"}
+    )
+    plain = _archive(tmp_path / "plain", _member("it/a"), hole)
+    assert archives.unpacked(plain, tmp_path / "out", "it", tmp_path / "it")
+    assert sorted(file.name for file in (tmp_path / "it").iterdir()) == ["a"]
+    for mode in ("w:gz", "w:xz"):
+        bomb = _archive(tmp_path / "bomb", _member("it/b", 2**20), mode=mode)
+        with pytest.raises(ExecutorError, match="is no archive"):
+            archives.unpacked(bomb, tmp_path / f"out-{mode[2:]}", "it", tmp_path / "taken")
+
+
+def test_forged_headers_of_an_archive_are_no_traceback(tmp_path: Path) -> None:
+    for name, value in (
+        ("mtime", "1e300"),
+        ("mtime", "nan"),
+        ("size", "-5"),
+        ("uid", "9" * 5000),
+        ("path", "a" * 5000),
+    ):
+        forged = _archive(tmp_path / "forged", _member("it/a", headers={name: value}))
+        with suppress(ExecutorError):
+            archives.unpacked(forged, tmp_path / "out", "it", tmp_path / "it")
 
 
 def test_what_an_agent_leaves_is_not_packed_into_memory_without_end(

@@ -30,6 +30,7 @@ from agentlightning.types import (
     RolloutStatus,
     Span,
 )
+from agentlightning.types.call import number_at
 
 Split = Literal["train", "val"]
 _Wanted = tuple[Candidate, Split, int]
@@ -229,8 +230,7 @@ def _refusal(spans: Sequence[Span]) -> str | None:
 
 
 def _usage(span: Span) -> tuple[int, int]:
-    a = span.attributes
-    return int(a.get("gen_ai.usage.input_tokens") or 0), int(a.get("gen_ai.usage.output_tokens") or 0)
+    return int(number_at(span, "gen_ai.usage.input_tokens")), int(number_at(span, "gen_ai.usage.output_tokens"))
 
 
 def mean(trials: Sequence[Trial]) -> float | None:

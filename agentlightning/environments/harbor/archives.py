@@ -54,18 +54,19 @@ async def streamed(command: Sequence[str], environment: Mapping[str, str], to: P
 
 
 def unpacked(archive: Path, folder: Path, name: str, to: Path) -> bool:
-    """Move one file or folder of an archive to a place; whether it is there. What would lead out of it, and what is no
-    file or folder, is left out. Raises ExecutorError for what is no archive."""
+    """Move one file or folder of an archive to a place; whether it is there. What would lead out of it, what is no
+    file or folder, and files with holes, which may seem to have any size, are left out. Raises ExecutorError for what
+    is no archive, or a compressed one, which may be a bomb."""
 
     def kept(member: tarfile.TarInfo, place: str) -> tarfile.TarInfo | None:
         with suppress(tarfile.FilterError):
-            return tarfile.data_filter(member, place)
+            return None if member.issparse() else tarfile.data_filter(member, place)
         return None
 
     try:
-        with tarfile.open(archive) as opened:
+        with tarfile.open(archive, "r:") as opened:
             opened.extractall(folder, filter=kept)
-    except (tarfile.TarError, OSError) as error:
+    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:  # the last two for forged headers
         raise ExecutorError(f"{name} of a box is no archive: {error}.") from None
     found = folder / name
     if found.is_symlink() or not found.exists():

@@ -232,7 +232,7 @@ class _Sandbox:
                 complaint = (await self._process.stderr.read(1000)).decode(errors="replace").strip()
         except TimeoutError:
             raise _BrokenSandbox(flag, f"TimeoutError: there was no answer within {seconds:g} s") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise _BrokenSandbox(flag, f"The sandbox of the grader broke: {type(error).__name__}: {error}") from error
         raise _BrokenSandbox(flag, f"The sandbox of the grader ended. {complaint}".rstrip())
 

@@ -14,7 +14,11 @@ import pytest
 
 from agentlightning.errors import GraderRefused
 from agentlightning.finetuning.graders import Grade, GraderSettings, Sample, grade, parse_grader, run_grader
-from agentlightning.finetuning.graders.python import MOST_SANDBOXES
+from agentlightning.finetuning.graders.python import (
+    MOST_SANDBOXES,
+    _BrokenSandbox,  # pyright: ignore[reportPrivateUsage]
+    _Sandbox,  # pyright: ignore[reportPrivateUsage]
+)
 from agentlightning.finetuning.graders.sandboxed import empty
 from agentlightning.litagent.bubblewrap import Bubblewrap, check_bubblewrap
 from agentlightning.litagent.isolation import Container
@@ -80,6 +84,11 @@ HOSTILE = {
     "network": ("import socket; socket.create_connection(('127.0.0.1', PORT), 1)", "ConnectionRefusedError"),
     "the name service": ("import socket; socket.getaddrinfo('example.com', 80)", "gaierror"),
     "a process": ("import subprocess; subprocess.run(['mount', '-t', 'tmpfs', 'x', '/tmp'], check=True)", "CalledProc"),
+    "its parent's answer": (
+        "import os\n    for f in os.listdir(place := f'/proc/{os.getppid()}/fd'):\n        try: os.write("
+        "os.open(f'{place}/{f}', os.O_WRONLY | os.O_NONBLOCK), b'[' * 50_000 + b'\\n')\n        except OSError: pass",
+        "",
+    ),
     "its answer": (
         "import os\n    for f in range(3, 9):\n        try: os.write(f, b'[]\\n')\n        except OSError: pass",
         "",
@@ -243,3 +252,11 @@ async def test_graders_run_shows_what_a_grader_raised() -> None:
     errors = (await run_grader(body))["metadata"]["errors"]
     assert errors["python_grader_runtime_error"]
     assert errors["python_grader_runtime_error_details"] == "KeyError: 'zz' (grader.py, line 2, in grade)"
+
+
+async def test_an_answer_nested_without_end_breaks_its_sandbox() -> None:
+    pipe, says = asyncio.subprocess.PIPE, "input(); print('[' * 50_000)"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", says, stdin=pipe, stdout=pipe, stderr=pipe)
+    with pytest.raises(_BrokenSandbox, match="broke: RecursionError"):
+        await _Sandbox(process, 5).start("")
+    await process.communicate()
