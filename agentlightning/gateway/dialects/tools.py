@@ -42,45 +42,33 @@ def flat_name(namespace: Any, name: Any) -> Any:
     return namespace + ("" if namespace.endswith("_") else "__") + name
 
 
-_OF_SCHEMAS = {
-    *(
-        "type",
-        "properties",
-        "required",
-        "items",
-        "enum",
-        "const",
-        "anyOf",
-        "oneOf",
-        "allOf",
-        "not",
-        "if",
-        "then",
-        "else",
-    ),
-    *("definitions", "description", "title", "default", "examples", "nullable", "additionalProperties"),
-    *("patternProperties", "propertyNames", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas"),
+_KINDS = {
+    **dict.fromkeys(("str", "string", "text"), "string"),
+    **dict.fromkeys(("int", "integer"), "integer"),
+    **dict.fromkeys(("float", "number"), "number"),
+    **dict.fromkeys(("bool", "boolean"), "boolean"),
+    **dict.fromkeys(("list", "array"), "array"),
+    **dict.fromkeys(("dict", "object"), "object"),
 }
+"""What people write in place of a schema, and the type that it is."""
+_OF_SCHEMAS = {"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "items"}
 
 
 def check_parameters(schema: Any, where: str) -> None:
-    """Raises Refusal for parameters that name their kinds in place of a JSON schema: a model is shown them as they are,
-    and calls are not held to them."""
-    if not isinstance(schema, Mapping) or not schema:
+    """Raises Refusal for parameters that have a kind in place of a schema, as in {"city": "string"}: the model would be
+    shown them as they are, and calls would not be held to them. What else is odd in a schema is passed on."""
+    if not isinstance(schema, Mapping):
         return
     properties = schema.get("properties")
-    named = properties if isinstance(properties, Mapping) else schema
-    if named is schema and any(key in _OF_SCHEMAS or str(key).startswith("$") for key in schema):
-        return
-    if named is schema or any(not isinstance(value, Mapping | bool) for value in named.values()):
-        first = next((key for key in named if not isinstance(named[key], Mapping)), next(iter(named)))
-        raise Refusal(
-            f"'{where}' is no JSON schema: {first!r} has {named[first]!r:.40}. Write {{'type': 'object', 'properties': "
-            f"{{{first!r}: {{'type': 'integer'}}, …}}, 'required': [{first!r}, …]}}. Types are string, number, "
-            "integer, boolean, array and object.",
-            code="invalid_function_parameters",
-            param=where,
-        )
+    named = properties if isinstance(properties, Mapping) else {} if _OF_SCHEMAS & schema.keys() else schema
+    for name, kind in named.items():
+        if isinstance(kind, str) and (meant := _KINDS.get(kind.lower())) is not None:
+            raise Refusal(
+                f"'{where}' is no JSON schema: {name!r} has {kind!r}. Write {{'type': 'object', 'properties': "
+                f"{{{name!r}: {{'type': {meant!r}}}, …}}, 'required': [{name!r}, …]}}.",
+                code="invalid_function_parameters",
+                param=where,
+            )
 
 
 def text_function(name: str, tool: Mapping[str, Any]) -> Tool:
