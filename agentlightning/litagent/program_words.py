@@ -28,6 +28,9 @@ _VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b")
 _NO_FILE = re.compile(
     r"no such file or directory(?:, \w+)?:? '([^'\n]+)'|([^\s:']+): no such file or directory$", re.I | re.M
 )
+_LACKS_ARGUMENTS = re.compile(
+    r"\bargv\b|arguments? (are|is) required|missing (required )?argument|^usage: ", re.I | re.M
+)
 _SCRIPTS = re.compile(r"(python[\d.]*|node|nodejs|ruby|perl|bash|sh|Rscript|php|deno|bun|tsx|ts-node)$")
 _SCRIPT_FILE = re.compile(r".+\.(py|js|mjs|cjs|ts|rb|pl|sh|R|php)$")
 
@@ -55,7 +58,8 @@ def ended_badly(code: int, stdout: str, stderr: str, *, reward: str, folder: Pat
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     raised = stderr.rstrip().rpartition("\n")[2] if _TRACEBACK in stderr else ""
     first = f"The program ended with {how}. {raised if _RAISED.match(raised) else ''}".rstrip()
-    words = [first, shown(stderr, folder, files), *_advice(stdout, stderr, reward)]
+    text, advice = shown(stderr, folder, files), _advice(stdout, stderr, reward)
+    words = [first, *advice, text] if raised else [first, text, *advice]  # above a traceback, as other hints stand
     return "\n".join(filter(None, words))
 
 
@@ -131,6 +135,10 @@ def check_grader(grader: object) -> None:
 def _advice(stdout: str, stderr: str, reward: str) -> Sequence[str]:
     if "AGL_REWARD_URL" in stderr and "403" in stderr and reward != "http":
         return ["AGL_REWARD_URL takes rewards only with  --reward http,  or  reward='http'."]
+    if _LACKS_ARGUMENTS.search(stderr):
+        return [
+            "The task is on its stdin, as JSON; its parts may stand in the command:  'python a.py {task.question}'."
+        ]
     lines = [line.strip() for line in stdout.splitlines() if line.strip()]
     if reward == "last_line" and lines and (value := _number(lines[-1])) is not None:
         return [f"Its last line holds a reward, {value:g}, which does not count: a program must end with exit code 0."]

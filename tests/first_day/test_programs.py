@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -240,3 +241,23 @@ def test_a_field_in_braces_alone() -> None:
     with pytest.raises(agl.ConfigError, match=r"\{task\.question\} there"):
         fill(["python", "a.py", "{question}"], {"question": "1 + 1"})
     assert fill(["awk", "{print}", "{other}"], {"question": 1}) == ["awk", "{print}", "{other}"]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import json, sys\ntask = json.loads(sys.argv[1])\nprint(1)\n",
+        "import sys\n_, question = sys.argv\nprint(1)\n",
+        *(
+            f"import argparse\np = argparse.ArgumentParser()\np.add_argument({argument})\np.parse_args()\nprint(1)\n"
+            for argument in ("'--task', required=True", "'task'")
+        ),
+    ],
+)
+def test_a_program_that_looks_for_its_task_among_its_arguments(tmp_path: Path, program: str) -> None:
+    (tmp_path / "a.py").write_text(program)
+    done = subprocess.run([sys.executable, tmp_path / "a.py"], capture_output=True, text=True, check=False)
+    said = ended_badly(done.returncode, done.stdout, done.stderr, reward="last_line", folder=tmp_path, files=None)
+    assert "The task is on its stdin, as JSON" in said
+    other = ended_badly(1, "", "ValueError: no such answer\n", reward="last_line", folder=tmp_path, files=None)
+    assert "stdin" not in other
