@@ -117,7 +117,8 @@ def _explain(error: Any, typed: Sequence[str] = ()) -> None:
     elif (wrong := _refused_value(error, options)) is not None:
         error.message = wrong
     elif extra := re.search(r"unexpected extra arguments? ?(?:\(s\))? ?\((.*)\)$", error.message):
-        error.message += f". {_of_extra(extra[1].split(), options) or _of_place(of, arguments, extra[1])}"
+        meant = _of_train(extra[1], typed, options) or _of_extra(extra[1].split(), options)
+        error.message += f". {meant or _of_place(of, arguments, extra[1])}"
     elif command := re.match(r"No such command '(.+?)'\.", error.message):
         if of.parent is None and command[1] in _OTHER_COMMANDS:
             error.message = f"{command[0]} {_OTHER_COMMANDS[command[1]]}"
@@ -169,6 +170,16 @@ def _of_others(of: Any, option: str) -> str:
         if have
         else ""
     )
+
+
+def _of_train(word: str, typed: Sequence[str], options: list[str]) -> str | None:
+    """What one word by itself belongs to: a file of an agent, or the choice of an algorithm."""
+    before = typed[typed.index(word) - 1] if word in typed[1:] else ""
+    if "--agent" in options and before.endswith(".py") and word.isidentifier():
+        return f"An agent is named with its file: --agent {before}:{word}"
+    if "--algorithm" in options and word.lower() in ("grpo", "ppo", "sft", "dpo", "dapo", "rloo", "apo", "gepa"):
+        return f"The algorithm is given by an option: --algorithm {word}"
+    return None
 
 
 def _of_extra(words: list[str], options: list[str]) -> str | None:

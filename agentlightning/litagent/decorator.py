@@ -127,7 +127,7 @@ class FunctionAgent(LitAgent[Any]):
         if wanted is LLM:
             raise ConfigError(
                 f"The agent {_name(self.function)} asks for an LLM and there is none. Let the algorithm serve a model: "
-                "Baseline(model=…), agl run --model; or give one: "
+                "GRPO(model=…) trains it, Baseline(model=…) or agl run --model only runs the agent; or give one: "
                 "Trainer(models={'llm': agl.Provider(base_url=…, model=…)}), agl run --endpoint."
             )
         if name in _OF_REWARD_FUNCTIONS:

@@ -266,7 +266,10 @@ _ONE_V1_ONLY = "llm.endpoint is the base URL, ending in /v1: the client itself a
 
 _OWN_LOOP = "A plain `def` agent has a thread without a loop: take asyncio.run(…), or make the agent async and await."
 _CALLS_ITSELF = "A function calls itself without an end. Inside the agent its name is the agent: look for a call of it."
-_NO_DICT = "Its parts are attributes: answer.choices[0].message.content, and answer.model_dump() is a dict."
+_NO_DICT = (
+    "Its parts are attributes, as in answer.choices[0].message.content or call.function.arguments; answer.model_dump() "
+    "is a dict."
+)
 _A_STREAM = "With stream=True the answer comes in parts:  for chunk in answer: …  Leave stream out to get it whole."
 _A_CHUNK = "With stream=True each part has delta in place of message:  chunk.choices[0].delta.content or ''"
 _ASYNC_FOR = "An async client's stream is read with  async for chunk in stream: …  in place of a plain for."
@@ -294,7 +297,8 @@ IN_ANOTHER_THREAD = (
     "agent."
 )
 OF_RESPONSES = "The Responses API calls it max_output_tokens; max_tokens is Chat Completions'."
-_ANSWERS = "(ChatCompletion|ChatCompletionMessage|Completion|Choice|Message|Response)"
+OF_CHAT = "Messages go to client.chat.completions.create; completions takes prompt=, and responses input=."
+_ANSWERS = r"(ChatCompletion\w*|Completion\w*|Choice|Message|Function|Response\w*|ToolUseBlock|TextBlock)"
 
 _PYTHONS_WORDS = {
     r"'(LLM|ProxyLLM)' object (has no attribute|is not callable|is not subscriptable)": _NO_SUCH_PART,
@@ -310,6 +314,7 @@ _PYTHONS_WORDS = {
     r"create\(\) got an unexpected keyword argument 'base_url'": _BASE_URL,
     r"Object of type (function|builtin_function_or_method|method|type) is not JSON serializable": _NO_FUNCTION,
     r"Responses\.create\(\) got an unexpected keyword argument 'max_tokens'": OF_RESPONSES,
+    r"^Missing required arg.*'prompt'|create\(\) got an unexpected keyword argument 'messages'": OF_CHAT,
     r"'coroutine' object (has no attribute|is not)": _AWAIT_IT,
     r"^'?(OPENAI|ANTHROPIC|GEMINI|GOOGLE|AZURE)_[A-Z_]+'?$": OWN_KEY,
     r"asyncio\.run\(\) cannot be called from a running event loop|event loop is already running": _IN_A_LOOP,

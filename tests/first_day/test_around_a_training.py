@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletionMessage as Message, ChatCompletionMessageFunctionToolCall as ToolCall
+from openai.types.chat.chat_completion_message_function_tool_call import Function
 
 import agentlightning as agl
 from agentlightning.algorithm.episode import Episode
@@ -32,6 +34,7 @@ from agentlightning.metrics.sink import JsonlSink, read_metrics
 from agentlightning.models import resolve_model
 from agentlightning.runner.endings import (
     NO_TEXT,
+    OF_CHAT,
     OF_RESPONSES,
     OWN_ADDRESS,
     Ending,
@@ -385,3 +388,38 @@ def test_no_run_is_named_where_there_is_none(command: str, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     assert "Did you mean" not in answer(f"{command} old")
     assert "latest" not in answer(command)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("train --agent a.py agent --tasks tasks.jsonl", "An agent is named with its file: --agent a.py:agent"),
+        ("run --agent dir/b.py my_agent --tasks t.jsonl", "An agent is named with its file: --agent dir/b.py:my_agent"),
+        ("train grpo --agent a.py:agent", "The algorithm is given by an option: --algorithm grpo"),
+        ("optimize apo --agent a.py:agent", "The algorithm is given by an option: --algorithm apo"),
+        ("train --agent a.py:agent tasks.jsonl", "Tasks are given by an option: --tasks tasks.jsonl"),
+        ("train --agent a.py:agent anything", "A setting is given as --set NAME=VALUE"),
+    ],
+)
+def test_a_word_that_stands_by_itself(command: str, words: str) -> None:
+    assert words in answer(command)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.completions.create(model="m", messages=[]),
+        lambda client: client.responses.create(model="m", messages=[]),
+    ],
+)
+def test_messages_of_another_api(call: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        call(AsyncOpenAI(base_url="http://127.0.0.1:9/v1", api_key="any"))
+    assert hint_for(caught.value) == OF_CHAT
+
+
+@pytest.mark.parametrize("part", [ToolCall.model_construct(), Function.model_construct(), Message.model_construct()])
+def test_a_part_of_an_answer_in_brackets(part: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        part["arguments"]
+    assert "call.function.arguments" in (hint_for(caught.value) or "")

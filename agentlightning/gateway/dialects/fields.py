@@ -67,7 +67,8 @@ class Reading:
     def known(self, given: Any, kinds: Kinds, where: str) -> str | None:
         """The kind of an object that is honoured; None if the object is left out. Raises `Refusal` if it is none."""
         if not isinstance(given, Mapping):
-            raise Refusal(f"'{where}' must be an object.", code="invalid_type", param=where)
+            such_as = ", such as {'role': 'user', 'content': '…'}" if re.fullmatch(r"messages\[\d+\]", where) else ""
+            raise Refusal(f"'{where}' must be an object{such_as}.", code="invalid_type", param=where)
         kind = given.get(kinds.by, kinds.default)
         fields = kinds.known.get(kind) if isinstance(kind, str) else None
         if fields is not None:
