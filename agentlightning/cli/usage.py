@@ -193,6 +193,8 @@ def _of_extra(words: list[str], options: list[str]) -> str | None:
         return f"Agent and tasks are given by options: {agents[0]} {tasks[0]}"
     if tasks or agents:
         return f"{'Tasks are' if tasks else 'The agent is'} given by an option: {(tasks or agents)[0]}"
+    if "--gguf" in options and words[-1].endswith(".gguf"):
+        return "--gguf takes no name: the file is model.gguf in the folder of --to."
     if "--to" in options and len(words) == 1 and not words[0].startswith("-"):
         return f"Where it goes is given by an option: --to {words[0]}"
     if "--set" in options:

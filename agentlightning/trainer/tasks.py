@@ -311,7 +311,7 @@ _OTHERS = {
     **dict.fromkeys((".xlsx", ".xls", ".ods"), "Save the sheet as CSV."),
     **dict.fromkeys((".gz", ".zip", ".bz2", ".xz", ".zst"), "Unpack it first."),
     ".tsv": "Save it with commas, as CSV.",
-    ".txt": 'Write a JSON value per line, for example {"question": "…"}, and call it .jsonl.',
+    ".txt": 'Write a JSON value per line, a task {"question": "…"} or a chat {"messages": […]}, and call it .jsonl.',
     **dict.fromkeys((".yaml", ".yml", ".toml", ".pkl", ".py"), "Write them as JSON lines, or give a list of tasks."),
 }
 """What to do with files of other kinds."""

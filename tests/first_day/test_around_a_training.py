@@ -398,6 +398,8 @@ def test_no_run_is_named_where_there_is_none(command: str, tmp_path: Path, monke
         ("train grpo --agent a.py:agent", "The algorithm is given by an option: --algorithm grpo"),
         ("optimize apo --agent a.py:agent", "The algorithm is given by an option: --algorithm apo"),
         ("train --agent a.py:agent tasks.jsonl", "Tasks are given by an option: --tasks tasks.jsonl"),
+        ("export runs/r --gguf m.gguf", "--gguf takes no name: the file is model.gguf in the folder of --to."),
+        ("export runs/r m", "Where it goes is given by an option: --to m"),
         ("train --agent a.py:agent anything", "A setting is given as --set NAME=VALUE"),
     ],
 )

@@ -182,7 +182,7 @@ FILES = {
         ("tasks.jsonl.gz", "Unpack it first"),
         ("tasks.yaml", "Write them as JSON lines"),
         ("tabs.tsv", "Save it with commas, as CSV"),
-        ("lines.txt", "Write a JSON value per line"),
+        ("lines.txt", 'Write a JSON value per line, a task {"question": "…"} or a chat {"messages": […]}'),
         ("python.jsonl", "JSON has double quotes: write each task with json.dumps(task)"),
         ("broken.parquet", "cannot be read as Parquet"),
         ("openai/gsm8k", "hf:openai/gsm8k@train"),
