@@ -16,6 +16,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import Limits, Program, ProgramRun
+from agentlightning.litagent.isolation import Container
 from agentlightning.litagent.program import parse_reward
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
@@ -132,6 +133,16 @@ async def test_a_command_grades(store: InMemoryLightningStore) -> None:
     grader = python("import json, sys; run = json.load(sys.stdin); print(float(run['stdout']) + run['task'])")
     (rollout,) = await run(store, Program(sh("echo 3"), grader=grader), 2)
     assert await reward_of(store, rollout) == 5.0
+
+
+async def test_no_program_keeps_its_grader_in_a_container_from_running(store: InMemoryLightningStore) -> None:
+    step = "d/" * 50
+    deep = f"for n in $(seq 30); do mkdir -p {step} && cd -P {step} || exit; done"
+    left = f"mkfifo pipe; echo 3 > answer; ({deep}); echo done"
+    grader = python("import json, sys; print(open(json.load(sys.stdin)['workspace'] + '/answer').read())")
+    program = Program(sh(left), grader=grader, isolation=Container(["env"]))  # which isolates nothing
+    (rollout,) = await run(store, program, 2)
+    assert await reward_of(store, rollout) == 3.0, rollout.attempt.error
 
 
 @pytest.mark.parametrize(
