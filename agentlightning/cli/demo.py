@@ -51,7 +51,8 @@ def run_demo(options: DemoOptions) -> None:
     try:
         result = trainer.fit(agent, train, val_dataset=val)
     except AgentLightningError:
-        _tell_how_to_resume(name, trainer.run_dir)
+        if any(trainer.run_dir.glob("checkpoints/step-*")):
+            _tell_how_to_resume(name, trainer.run_dir)
         raise
     _conclude(name, result)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.trainer.example import load_example
 from examples.math.reward import score
 from tests.cli.test_looking import agl
+from tests.typed import typed
 
 
 def test_the_examples_are_listed_with_what_they_need() -> None:
@@ -20,6 +22,15 @@ def test_the_examples_are_listed_with_what_they_need() -> None:
     assert "pip install -r" in lines[titles["math"] + 1]
     assert "after: npm install @openai/codex@0.169.0" in lines[titles["terminal"] + 1]
     assert "pip install" not in lines[titles["calc"] + 1]
+
+
+@pytest.mark.parametrize("run_dir", ["a_file/run", "/proc/run"])
+def test_a_demo_that_cannot_begin_says_only_why(tmp_path: Path, run_dir: str) -> None:
+    (tmp_path / "a_file").write_text("")
+    done = typed(tmp_path, "-m", "agentlightning", "demo", "calc", "--run-dir", run_dir)
+    assert done.returncode == 1
+    assert f"cannot write to {run_dir}" in done.stderr
+    assert "resume" not in done.stdout + done.stderr
 
 
 def test_an_example_whose_packages_are_not_installed_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
