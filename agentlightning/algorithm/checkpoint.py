@@ -288,6 +288,15 @@ def prune_checkpoints(run_dir: Path, keep_last: int) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+@contextmanager
+def kept_while_used(checkpoint: Path, run_dir: Path, keep_last: int) -> Iterator[None]:
+    """Within the block a run keeps the checkpoint that it goes on from, however far it goes: an engine that is started
+    again loads its model from there."""
+    with shared_lock(checkpoint / CHECKPOINT_FILE):
+        yield
+    prune_checkpoints(run_dir, keep_last)
+
+
 def superfluous(infos: Mapping[str, CheckpointInfo], keep_last: int) -> set[str]:
     """The names of all checkpoints but the last `keep_last`, and the one that validated best.
 

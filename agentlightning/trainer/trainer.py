@@ -31,6 +31,7 @@ from agentlightning.algorithm.base import (
 )
 from agentlightning.algorithm.baseline import Baseline, dry_run_of
 from agentlightning.algorithm.checkpoint import (
+    kept_while_used,
     list_checkpoints,
     model_path,
     read_checkpoint,
@@ -396,6 +397,9 @@ class Trainer(GivenByName):
         """Start the parts in order, run the algorithm beside the runners, stop in reverse order."""
         earlier = self._spent or spent_before(self.run_dir / METRICS_FILE)
         async with AsyncExitStack() as stack:
+            if self.resume_from is not None and isinstance(self.algorithm, TrainingSettings):
+                keep = self.algorithm.keep_checkpoints
+                stack.enter_context(kept_while_used(self.resume_from, self.run_dir, keep))
             store, run = await self._open_store(stack, job)
             if self.strategy.runners == "ray":
                 self.strategy = self.strategy.at(await connect_to_ray(stack, self.algorithm, self.n_runners))

@@ -164,6 +164,35 @@ def test_a_learner_that_has_to_leave_is_saved_after_each_step_and_started_again(
     assert "The machine of the learner is draining.\nThe run goes on from" in caplog.text
 
 
+class Reloads(BigramBackend):
+    """Its engine could be started again after any step: what it began with is still there."""
+
+    begun: ClassVar[list[Path]] = []
+
+    def __init__(self, spec: Any) -> None:
+        super().__init__(spec)
+        self._model = Path(spec.model)
+
+    async def publish(self, policy: str) -> int:
+        if self._model.is_absolute():
+            assert (self._model / "table.npy").exists()
+            self.begun.append(self._model)
+        return await super().publish(policy)
+
+
+def test_a_run_keeps_the_checkpoint_that_it_goes_on_from(tmp_path: Path) -> None:
+    Reloads.begun.clear()
+    settings = {"tasks_per_step": 1, "learning_rate": 1.0, "save_every": 1, "keep_checkpoints": 1}
+    fit(tmp_path, Reloads, steps=2, **settings)
+    algorithm = agl.GRPO(model="calc", backend=Reloads, steps=6, group_size=16, **settings)
+    run_dir = tmp_path / "run"
+    trainer = agl.Trainer(algorithm=algorithm, run_dir=run_dir, resume=run_dir, console=SilentConsole())
+    trainer.fit(agent, list(range(100)))
+    first = run_dir / "checkpoints" / "step-000002" / "model"
+    assert Reloads.begun.count(first) >= 4, "it was asked for in each step"
+    assert [path.name for path in list_checkpoints(run_dir)] == ["step-000006"], "and goes when the run ends"
+
+
 class Dies(BigramBackend):
     """So many times, when it has learned."""
 
