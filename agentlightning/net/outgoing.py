@@ -1,7 +1,8 @@
-"""The one place that makes our HTTP clients. None follows a redirect.
+"""The one place that makes our HTTP clients. None follows a redirect, and none takes an answer without end.
 
 Requests carry keys, and what comes back goes to agents: a server that answers with another address would get both the
-keys, at a host of its choosing, and the answers of hosts that only this machine reaches.
+keys, at a host of its choosing, and the answers of hosts that only this machine reaches. What is read as a whole, and
+not piece by piece, is read up to a size.
 """
 
 from __future__ import annotations
@@ -11,9 +12,34 @@ from typing import Any
 
 import aiohttp
 
+from agentlightning.reading import MOST_BYTES, within_depth
 
-class RedirectError(aiohttp.ClientError):
-    """The server answers with another address, which is not asked."""
+LARGE = 2**30
+"""The size of an answer from servers that are part of a run: a store's, a vLLM's."""
+
+
+class UnwantedAnswer(aiohttp.ClientError):
+    """The server answers with another address, which is not asked, or with too much. To ask again does not help."""
+
+
+class _Answer(aiohttp.ClientResponse):
+    most = MOST_BYTES
+
+    async def read(self) -> bytes:
+        if self._body is None:
+            found = bytearray()
+            async for piece in self.content.iter_any():
+                found += piece
+                if len(found) > self.most:
+                    self.close()
+                    raise UnwantedAnswer(f"its answer has more than {self.most:,} bytes, and is not read to its end")
+            self._body = bytes(found)
+        return self._body
+
+    async def json(self, **settings: Any) -> Any:
+        """Raises ValueError, also where it is nested too deeply to be read."""
+        with within_depth():
+            return await super().json(**settings)
 
 
 def reason_of(error: Exception) -> str:
@@ -27,18 +53,21 @@ def reason_of(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def http_session(**settings: Any) -> aiohttp.ClientSession:
-    """A session with aiohttp's settings, whose requests raise `RedirectError` where they would be redirected."""
+def http_session(*, most: int = MOST_BYTES, **settings: Any) -> aiohttp.ClientSession:
+    """A session with aiohttp's settings, whose requests raise `UnwantedAnswer` where they would be redirected, and
+    where an answer that is read as a whole has more than `most` bytes."""
     trace = aiohttp.TraceConfig()
     trace.on_request_redirect.append(_refuse)
-    return aiohttp.ClientSession(trace_configs=[trace], **settings)
+    return aiohttp.ClientSession(
+        trace_configs=[trace], response_class=type("Answer", (_Answer,), {"most": most}), **settings
+    )
 
 
 async def _refuse(
     session: aiohttp.ClientSession, context: SimpleNamespace, found: aiohttp.TraceRequestRedirectParams
 ) -> None:
     found.response.close()
-    raise RedirectError(
+    raise UnwantedAnswer(
         f"it answers {found.response.status} with another address, and redirects are not followed, because they would "
         "take the key along. Give the address that it leads to"
     )

@@ -31,7 +31,7 @@ from agentlightning.keys import (
 )
 from agentlightning.litagent import LitAgent
 from agentlightning.net.local_keys import find_key
-from agentlightning.net.outgoing import RedirectError, http_session, reason_of
+from agentlightning.net.outgoing import UnwantedAnswer, http_session, reason_of
 from agentlightning.runner.runner import LitAgentRunner
 from agentlightning.store import LightningStoreClient
 from agentlightning.tracer import OtelTracer, Tracer
@@ -152,7 +152,7 @@ class RemoteGateway:
             try:
                 return await ask()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                if self._closed or time.monotonic() > end or isinstance(error, RedirectError):
+                if self._closed or time.monotonic() > end or isinstance(error, UnwantedAnswer):
                     why = reason_of(error)
                     raise StoreError(redacted(f"The gateway at {endpoint} cannot be reached: {why}.")) from error
             await asyncio.sleep(1.0)

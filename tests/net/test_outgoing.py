@@ -1,4 +1,5 @@
-"""Requests of ours stay where they are sent: no client follows a redirect, so keys stay home."""
+"""Requests of ours stay where they are sent: no client follows a redirect, so keys stay home. None takes an answer
+without end."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from agent_lightning import Client
 from agentlightning.algorithm.parts.teacher import KEY, EndpointTeacher
 from agentlightning.algorithm.prompts.critic import CriticFailure, HttpCritic, Question, ask
 from agentlightning.backend.vllm.api import VLLMApi
+from agentlightning.cli.optimize import only_model
+from agentlightning.environments.openenv import OpenEnvEnvironment
 from agentlightning.errors import AgentLightningError
 from agentlightning.gateway import Gateway, Provider
 from agentlightning.litagent import Kubernetes
@@ -28,19 +31,20 @@ from agentlightning.types import ProxyLLM
 from tests.algorithm.test_teacher import conversation
 
 ASK: Any = {"model": "gpt", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
+BODY = b'{"of": "the other host"}'
 
 
 class Recording:
     """An ASGI application that answers all requests alike and keeps what came."""
 
-    def __init__(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self.status, self.headers = status, headers
+    def __init__(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes = BODY) -> None:
+        self.status, self.headers, self.body = status, headers, body
         self.seen: list[dict[bytes, bytes]] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.seen.append(dict(scope["headers"]))
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
-        await send({"type": "http.response.body", "body": b'{"of": "the other host"}'})
+        await send({"type": "http.response.body", "body": self.body})
 
 
 @asynccontextmanager
@@ -86,6 +90,19 @@ async def of_a_critic(url: str) -> str:
     await critic.close()
     assert isinstance(found, CriticFailure)
     return str(found)
+
+
+async def of_a_list_of_models(url: str) -> str:
+    with pytest.raises(AgentLightningError) as said:
+        await only_model(f"{url}/v1", "secret")
+    return str(said.value)
+
+
+async def of_openenv(url: str) -> str:
+    with pytest.raises(AgentLightningError) as said:
+        async with OpenEnvEnvironment(url, tasks=1).open(0):
+            raise AssertionError("it began")
+    return str(said.value)
 
 
 async def of_a_store(url: str) -> str:
@@ -136,6 +153,8 @@ CLIENTS: list[Callable[[str], Awaitable[str]]] = [
     of_a_provider,
     of_a_teacher,
     of_a_critic,
+    of_a_list_of_models,
+    of_openenv,
     of_a_store,
     of_a_gateway,
     of_vllm,
@@ -159,6 +178,37 @@ async def test_keys_stay_home(
     assert not internal.seen
     assert "redirects are not followed" in said
     assert "the other host" not in said
+
+
+WITHOUT_END = [of_a_teacher, of_a_critic, of_a_list_of_models, of_openenv, of_a_gateway, of_a_cluster]
+LOOK_AT_STATUS = [of_a_list_of_models, of_openenv]
+"""Those that read nothing of an error."""
+
+
+class Endless(Recording):
+    """One whose answers do not end."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        for _ in range(128):
+            await send({"type": "http.response.body", "body": self.body, "more_body": True})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ask_it", "status"),
+    [*((one, 200) for one in WITHOUT_END), *((one, 500) for one in WITHOUT_END if one not in LOOK_AT_STATUS)],
+)
+async def test_an_answer_without_end_is_not_kept(ask_it: Callable[[str], Awaitable[str]], status: int) -> None:
+    async with served(Endless(status, [(b"content-type", b"application/json")], b" " * 2**20)) as here:
+        assert "its answer has more than 67,108,864 bytes" in await ask_it(here)
+
+
+@pytest.mark.parametrize("ask_it", WITHOUT_END)
+async def test_an_answer_that_is_nested_too_deeply_is_said(ask_it: Callable[[str], Awaitable[str]]) -> None:
+    nested = Recording(200, [(b"content-type", b"application/json")], b"[" * 100_000)
+    async with served(nested) as here:
+        assert await ask_it(here)
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ class EndpointTeacher:
     async def _post(self, session: Any, ids: Int32Array, how: dict[str, Any]) -> Any:
         import aiohttp
 
-        from agentlightning.net.outgoing import RedirectError, reason_of
+        from agentlightning.net.outgoing import UnwantedAnswer, reason_of
 
         body = {"model": self._name, "prompt": ids.tolist(), "max_tokens": 1, "temperature": 0.0, **how}
         reason = ""
@@ -112,7 +112,7 @@ class EndpointTeacher:
                         break
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 reason = reason_of(error)
-                if isinstance(error, RedirectError):
+                if isinstance(error, UnwantedAnswer):
                     break
             if tried + 1 < TRIES:
                 await asyncio.sleep(2.0**tried)

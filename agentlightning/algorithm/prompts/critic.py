@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import aiohttp
 
 from agentlightning.engine.base import Engine, SamplingParams, concat
-from agentlightning.net.outgoing import RedirectError, http_session, reason_of
+from agentlightning.net.outgoing import UnwantedAnswer, http_session, reason_of
 from agentlightning.rendering.base import Rendering
 
 Message = Mapping[str, str]
@@ -193,7 +193,7 @@ async def complete(
         except TimeoutError:
             failure = CriticFailure("timeout", f"no answer within {timeout:g} s")
         except Exception as error:  # whatever a client of the user's raises: the run outlives its critic
-            known = isinstance(error, _CriticRefused | aiohttp.ClientConnectorError)
+            known = isinstance(error, _CriticRefused | UnwantedAnswer | aiohttp.ClientConnectorError)
             name = "" if known else f"{type(error).__name__}: "
             failure = CriticFailure("error", f"{name}{reason_of(error)}"[:500])
             if not _passing(error):
@@ -204,7 +204,7 @@ async def complete(
 
 def _passing(error: Exception) -> bool:
     """Whether it is worth another try: connections that broke, and what a provider says of itself."""
-    if isinstance(error, RedirectError):
+    if isinstance(error, UnwantedAnswer):
         return False
     if isinstance(error, _CriticRefused):
         return error.passing

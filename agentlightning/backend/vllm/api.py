@@ -13,7 +13,7 @@ import msgspec
 
 from agentlightning.backend.vllm.wire import WireAnswer, read_answer
 from agentlightning.errors import BackendDied, ConfigError, EngineError
-from agentlightning.net.outgoing import http_session
+from agentlightning.net.outgoing import LARGE, http_session
 
 HEALTH_SECONDS = 40.0
 """How long a server may take to say that it is well; on a busy machine a good one may need many."""
@@ -169,6 +169,7 @@ class VLLMApi:
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = http_session(
+                most=LARGE,
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0),
                 headers=self._headers,

@@ -28,7 +28,7 @@ from agentlightning.environments.harbor.format import TASK_FILE, find_tasks, fir
 from agentlightning.environments.harbor.repository import cache_folder, fetched, inside
 from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_write, reason_of_file
-from agentlightning.net.outgoing import RedirectError, http_session, reason_of
+from agentlightning.net.outgoing import UnwantedAnswer, http_session, reason_of
 from agentlightning.reading import parsed_json, read_text
 
 logger = logging.getLogger(__name__)
@@ -245,7 +245,7 @@ def _downloaded(url: str) -> str:
             text = thread.submit(lambda: asyncio.run(_body(url))).result()
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         why = f"The registry {url} cannot be read: {reason_of(error)}."
-        if isinstance(error, (RedirectError, ValueError)) or not copy.is_file():
+        if isinstance(error, (UnwantedAnswer, ValueError)) or not copy.is_file():
             raise ConfigError(
                 f"{why} A registry in a file needs no network: registry_path=FILE. Nor does a folder of tasks."
             ) from None
@@ -260,12 +260,7 @@ def _downloaded(url: str) -> str:
 
 async def _body(url: str) -> str:
     timeout = aiohttp.ClientTimeout(total=_SECONDS)
-    async with http_session(timeout=timeout, trust_env=True) as session, session.get(url) as answer:
+    async with http_session(most=_LARGEST, timeout=timeout, trust_env=True) as session, session.get(url) as answer:
         if answer.status != 200:
             raise ValueError(f"it answers {answer.status}")
-        body = await answer.content.read(_LARGEST)
-        while len(body) < _LARGEST and (more := await answer.content.read(_LARGEST - len(body))):
-            body += more
-        if len(body) >= _LARGEST:
-            raise ValueError(f"it has more than {_LARGEST:,} bytes")
-        return body.decode("utf-8")
+        return (await answer.read()).decode("utf-8")

@@ -74,7 +74,7 @@ class ClusterApi:
         """The answer's JSON. Raises ExecutorError."""
 
         async def read(response: aiohttp.ClientResponse) -> dict[str, Any]:
-            return json.loads(await response.read())
+            return await response.json(content_type=None)
 
         return await self._until_answered(read, method, self._at(kind, name), json=body, params=query)
 
@@ -128,7 +128,7 @@ class ClusterApi:
     ) -> T:
         import aiohttp
 
-        from agentlightning.net.outgoing import RedirectError
+        from agentlightning.net.outgoing import UnwantedAnswer
 
         end, pause = time.monotonic() + API_SECONDS, 0.25
         while True:
@@ -149,7 +149,7 @@ class ClusterApi:
                 ValueError,
             ) as error:  # a proxy may answer what is no JSON
                 why = str(error) or type(error).__name__
-                if isinstance(error, RedirectError):
+                if isinstance(error, UnwantedAnswer):
                     end = 0.0
             if time.monotonic() + after > end:
                 raise ExecutorError(f"The cluster's API server at {self.url} cannot be used. {why}")

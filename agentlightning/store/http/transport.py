@@ -32,7 +32,7 @@ from agentlightning.errors import (
 )
 from agentlightning.keys import not_empty
 from agentlightning.net.local_keys import find_key
-from agentlightning.net.outgoing import RedirectError, http_session, reason_of
+from agentlightning.net.outgoing import LARGE, UnwantedAnswer, http_session, reason_of
 from agentlightning.store.http.wire import JSON, MAX_WAIT_SECONDS, NOTHING_AT
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Http:
             except StoreClosedError:
                 raise
             except (aiohttp.ClientError, TimeoutError, OSError, StoreUnavailableError) as error:
-                if self._closed or time.monotonic() + pause > end or isinstance(error, RedirectError):
+                if self._closed or time.monotonic() + pause > end or isinstance(error, UnwantedAnswer):
                     raise self._unreachable(error) from error
                 logger.debug("%s %s failed (%s); trying again in %.2f s", method, path, error, pause)
                 failing_since = failing_since or time.monotonic()
@@ -128,7 +128,7 @@ class Http:
         sessions = self._sessions.setdefault(asyncio.get_running_loop(), {})
         if pool not in sessions:
             connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS[pool], keepalive_timeout=60.0)
-            sessions[pool] = http_session(connector=connector)
+            sessions[pool] = http_session(most=LARGE, connector=connector)
         return sessions[pool]
 
     def _report(self, error: Exception, failing_since: float, end: float) -> None:
