@@ -348,16 +348,19 @@ def refuse_unknown(
     *,
     noun: str = "setting",
 ) -> None:
-    """Raises ConfigError for the first name that is no setting, with the one that was probably meant."""
+    """Raises ConfigError for names that are no settings, with those that were probably meant."""
     if positional:
         also = " Agent and tasks go to fit: Trainer(algorithm=…).fit(agent, tasks)." if what == "Trainer" else ""
         raise ConfigError(f"{what} takes its settings by name, for example {what}({next(iter(known))}=…).{also}")
-    for name in given:
-        if name not in known:
-            meant = None if name in others else nearest(str(name), known)
-            sentence = others.get(name) if isinstance(others, Mapping) else None
-            hint = f"Did you mean {meant}?" if meant else sentence or otherwise or listed(what, known)
-            raise ConfigError(f"{what} has no {noun} '{name}'. {hint}")
+    wrong = {name: None if name in others else nearest(str(name), known) for name in given if name not in known}
+    if not wrong:
+        return
+    meant = ", ".join(dict.fromkeys(filter(None, wrong.values())))
+    hints = [f"Did you mean {meant}?"] if meant else []
+    for name in (name for name, near in wrong.items() if near is None):
+        hints.append((isinstance(others, Mapping) and others.get(name)) or otherwise or listed(what, known))
+    names = ", ".join(f"'{name}'" for name in wrong)
+    raise ConfigError(f"{what} has no {noun}{'s' * (len(wrong) > 1)} {names}. {' '.join(dict.fromkeys(hints))}")
 
 
 def listed(what: str, known: Collection[str]) -> str:

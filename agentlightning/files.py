@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shlex import quote
 from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
@@ -40,10 +41,11 @@ def run_called(name: str | Path) -> Path | None:
     return run if (run / "run.json").is_file() else None
 
 
-def latest_run() -> Path | None:
-    """The run in `runs/` that began last."""
-    described = sorted(Path("runs").glob("*/run.json"), key=lambda file: file.stat().st_mtime)
-    return described[-1].parent if described else None
+def with_the_latest(command: str, runs: int = 1) -> str:
+    """The sentence with the command and the runs in `runs/` that began last; nothing where there are fewer."""
+    described = sorted(Path("runs").glob("*/run.json"), key=lambda file: file.stat().st_mtime)[-runs:]
+    latest = " ".join(quote(str(file.parent)) for file in described)
+    return f" The latest {'ones' if runs > 1 else 'one'} here: agl {command} {latest}" if described[runs - 1 :] else ""
 
 
 def meant_by(path: Path, endings: Collection[str] = ()) -> str:

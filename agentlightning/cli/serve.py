@@ -19,6 +19,7 @@ from agentlightning.cli.interrupt import interrupted
 from agentlightning.cli.sample import curl_command
 from agentlightning.console import Console, safe
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError, GatewayError
+from agentlightning.files import with_the_latest
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.history.answers import RecentAnswers
 from agentlightning.gateway.serving.anonymous import AnonymousAccess, Sessions
@@ -39,7 +40,7 @@ console = Console(highlight=False, soft_wrap=True)
 def run_server(options: ServeOptions) -> None:
     """Serve until Ctrl-C."""
     if options.model is None:
-        raise ConfigError("Say what to serve: agl serve MODEL.")
+        raise ConfigError(f"Say what to serve: agl serve MODEL.{with_the_latest('serve')}")
     not_empty(options.api_key, "--api-key")
     if not is_local_name(options.host) and options.api_key is None:
         raise ConfigError(f"Listening on {options.host} lets others in: give --api-key, or listen on 127.0.0.1.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import PurePath
-from shlex import quote
 from typing import Any
 
 from typer.core import TyperGroup
@@ -16,13 +15,13 @@ from typer.core import TyperGroup
 from agentlightning.arguments import OTHER_LIBRARIES_NAMES, as_number, nearest, of_validator
 from agentlightning.cli.panels import GROUPED, group_options
 from agentlightning.errors import ConfigError
-from agentlightning.files import latest_run
+from agentlightning.files import with_the_latest
 
 _OF_TASKS = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
 _OF_ARGUMENTS = ("run", "model", "checkpoint", "folder", "run-dir", "path")
 """What people call the run or model that a command is given by its place."""
-_A_RUN = ("run", "checkpoint", "source")
-"""Arguments that a run may be given as."""
+_RUNS = {"run": 1, "checkpoint": 1, "source": 1, "first": 2}
+"""How many runs are missing with this argument."""
 _OF_FIT = {"train_dataset": "tasks", "val_dataset": "val_tasks"}
 """What are options here, by the arguments of `fit`."""
 _HOW_MANY = ("head", "tail", "last", "count", "num", "n", "top")
@@ -112,8 +111,8 @@ def _explain(error: Any, typed: Sequence[str] = ()) -> None:
         alone = [word for word in typed[1:] if not word.startswith("-")]
         if error.param.opts[0].startswith("-") and len(alone) == len(typed) - 1 == 1:
             error.message += f" Type {error.param.opts[0]} {alone[0]}"
-        elif error.param.opts[0] in _A_RUN and (run := latest_run()):
-            error.message += f" The latest one here: agl {of.command.name} {quote(str(run))}"
+        elif error.param.opts[0] in _RUNS:
+            error.message += with_the_latest(of.command.name, _RUNS[error.param.opts[0]])
     elif (wrong := _refused_value(error, options)) is not None:
         error.message = wrong
     elif extra := re.search(r"unexpected extra arguments? ?(?:\(s\))? ?\((.*)\)$", error.message):

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from agentlightning.errors import AgentLightningError, ConfigError, ModelError
@@ -322,6 +323,11 @@ def load_base(path: str, dtype: str | torch.dtype) -> PreTrainedModel:
     for name in ("_attn_implementation", "_experts_implementation"):
         if "/" in (named := str(getattr(config, name, ""))):
             raise ModelError(f"The config.json in {path} names code of a hub: {named}. Take it out; models are data.")
+    if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False):
+        raise ModelError(
+            f"{path} is an encoder ({config.model_type}), which fills in words and does not write. Give a model that "
+            "writes text, such as Qwen/Qwen3-0.6B."
+        )
     kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         path, config=config, dtype=kind, trust_remote_code=False, output_loading_info=True

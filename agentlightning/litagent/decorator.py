@@ -126,9 +126,10 @@ class FunctionAgent(LitAgent[Any]):
                 return resource
         if wanted is LLM:
             raise ConfigError(
-                f"The agent {_name(self.function)} asks for an LLM and there is none. Let the algorithm serve a model: "
-                "GRPO(model=…) trains it, Baseline(model=…) or agl run --model only runs the agent; or give one: "
-                "Trainer(models={'llm': agl.Provider(base_url=…, model=…)}), agl run --endpoint."
+                f"The agent {_name(self.function)} asks for an LLM and there is none. Give one: "
+                "Trainer(models={'llm': agl.Provider(base_url=…, model=…)}), or --endpoint of agl run and agl "
+                "optimize; or let it be served here: GRPO(model=…) trains it, Baseline(model=…) or agl run --model "
+                "only runs the agent."
             )
         if name in _OF_REWARD_FUNCTIONS:
             raise ConfigError(

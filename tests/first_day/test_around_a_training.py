@@ -368,10 +368,15 @@ def two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         os.utime(described, (second, second))
 
 
-@pytest.mark.parametrize("command", ["show", "why", "watch", "eval", "export", "report", "whatif", "fork"])
+@pytest.mark.parametrize("command", ["show", "why", "watch", "eval", "export", "report", "whatif", "fork", "serve"])
 @pytest.mark.usefixtures("two_runs")
 def test_a_command_without_its_run_names_the_latest(command: str) -> None:
     assert f"The latest one here: agl {command} 'runs/my new'" in answer(command)
+
+
+@pytest.mark.usefixtures("two_runs")
+def test_a_comparison_without_its_runs_names_the_latest_two() -> None:
+    assert "The latest ones here: agl compare runs/old 'runs/my new'" in answer("compare")
 
 
 @pytest.mark.parametrize(

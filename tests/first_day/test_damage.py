@@ -165,6 +165,7 @@ def test_a_result_can_be_awaited(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         ({"model_type": "lama"}, "Did you mean 'llama'?"),
         ({"model_type": "mymodel", "auto_map": {"AutoConfig": "a.B"}}, "code of models is never run here"),
         ({"model_type": "t5"}, "'t5' is no kind of model that goes on with a text"),
+        ({"model_type": "bert"}, "is an encoder (bert), which fills in words and does not write"),
         ({"model_type": None}, "its config.json has no model_type"),
         ({"model_type": "gpt2"}, "not those of its config.json: "),
         ({"tie_word_embeddings": False}, "lm_head.weight is missing (one of 1)"),

@@ -224,3 +224,9 @@ def test_a_run_that_is_not_there(tmp_path: Path, command: tuple[str, str]) -> No
 
 def test_a_file_of_settings_that_is_not_there(tmp_path: Path) -> None:
     answers(agl_command(tmp_path, "train", "--config", "none.yaml"), "There is no file 'none.yaml' with settings")
+
+
+def test_all_wrong_arguments_are_named_at_once() -> None:
+    with pytest.raises(agl.ConfigError) as caught:
+        agl.Trainer(algorithm=agl.GRPO(model="calc")).fit(lambda task: 1.0, train=[1], val=[2])  # pyright: ignore[reportCallIssue]
+    assert str(caught.value) == "fit has no arguments 'train', 'val'. Did you mean train_dataset, val_dataset?"
