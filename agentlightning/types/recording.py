@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 from pydantic import Field
 
+from agentlightning.reading import parsed_json
 from agentlightning.types.call import Call
 from agentlightning.types.names import (
     CALL_ID,
@@ -21,7 +22,7 @@ from agentlightning.types.names import (
 )
 from agentlightning.types.resource import NamedResources, Resource
 from agentlightning.types.rollout import GivenRecord
-from agentlightning.types.span import Span
+from agentlightning.types.span import Attributes, Span
 
 EditRole = Literal["system", "user", "assistant", "tool"]
 """The role of a message that a fork may edit."""
@@ -110,14 +111,26 @@ CONTINUED = (STATES, EXPLORED)
 
 
 def tool_call_ids_of(spans: Sequence[Span]) -> dict[str, list[str]]:
-    """The ids of the calls of tools in each call's answer, by call."""
+    """The ids of the calls of tools in each call's answer, by call. A span may be anybody's: what is no message in it
+    is passed over."""
     found: dict[str, list[str]] = {}
     for span in spans:
-        output = span.attributes.get("gen_ai.output.messages")
-        if CALL_ID in span.attributes and isinstance(output, str):
-            parts = [part for message in json.loads(output) for part in message.get("parts", ())]
-            found[span.attributes[CALL_ID]] = [str(p.get("id")) for p in parts if p.get("type") == "tool_call"]
+        call_id, output = span.attributes.get(CALL_ID), span.attributes.get("gen_ai.output.messages")
+        if isinstance(call_id, str) and isinstance(output, str):
+            with suppress(ValueError):
+                parts = [part for message in _objects(parsed_json(output)) for part in _objects(message.get("parts"))]
+                found[call_id] = [str(p.get("id")) for p in parts if p.get("type") == "tool_call"]
     return found
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    values: list[Any] = [*value] if isinstance(value, list) else []
+    return [one for one in values if isinstance(one, dict)]
+
+
+def _is_record(a: Attributes) -> bool:
+    texts = [a.get(OPERATION_NAME), a.get(OPERATION_INPUT), a.get(REPLAYABLE_INSIDE, ""), a.get(OPERATION_OUTPUT, "")]
+    return REPLAYABLE in a and all(isinstance(text, str) for text in texts)
 
 
 def digest_of(arguments: str) -> str:
@@ -129,11 +142,12 @@ def recorded_tools(spans: Sequence[Span], following: Sequence[Call] = ()) -> lis
     """The calls of decorated tools among an attempt's spans, as they were when the first of the `following` calls of
     the model began; without such a call, all of them.
 
-    A tool that was still at work then is there without its result, so that the calls after it keep their places.
+    A tool that was still at work then is there without its result, so that the calls after it keep their places. A
+    span may be anybody's: what is no record of a call is passed over.
     """
     point = min((call.info.start_time for call in following), default=float("inf"))
     began = sorted(
-        (s for s in spans if s.name == OPERATION and REPLAYABLE in s.attributes),
+        (s for s in spans if s.name == OPERATION and _is_record(s.attributes)),
         key=lambda span: span.start_time or 0.0,
     )
     return [
@@ -142,7 +156,7 @@ def recorded_tools(spans: Sequence[Span], following: Sequence[Call] = ()) -> lis
             inside=a.get(REPLAYABLE_INSIDE),
             name=a[OPERATION_NAME],
             arguments=digest_of(a[OPERATION_INPUT]),
-            result=a[OPERATION_OUTPUT] if a[REPLAYABLE] and _ended(span) <= point else None,
+            result=a.get(OPERATION_OUTPUT) if a[REPLAYABLE] and _ended(span) <= point else None,
         )
         for span in began
         if (span.start_time or 0.0) <= point and (a := span.attributes)
