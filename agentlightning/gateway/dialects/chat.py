@@ -101,7 +101,6 @@ class ChatDialect(Dialect):
         if not messages:
             raise Refusal("'messages' is empty.", code="invalid_value", param="messages")
         neutral = [neutral_message(m, f"messages[{i}]", reading) for i, m in enumerate(messages)]
-        _check_results(neutral)
         neutral, begun = _begun(body, neutral, reading)
         tools = _tools(typed(body, "tools", list, []), reading)
         if body.get("top_logprobs") and not body.get("logprobs"):
@@ -271,19 +270,6 @@ def neutral_message(message: Any, where: str, reading: Reading) -> Message:
             known = "system, developer, user, assistant or tool"
             role = message.get("role")
             raise Refusal(f"'{where}.role' must be {known}, not {role!r}.", code="invalid_value", param=f"{where}.role")
-
-
-def _check_results(messages: Sequence[Message]) -> None:
-    """Refuses a tool's result before any message that can have called for it."""
-    roles = [message["role"] for message in messages]
-    if "tool" in roles and "assistant" not in roles[: (at := roles.index("tool"))]:
-        raise Refusal(
-            f"'messages[{at}]' is a tool's result, and no assistant message is before it. First append the answer that "
-            "called the tool, messages.append(answer.choices[0].message), and then {'role': 'tool', 'tool_call_id': "
-            "call.id, 'content': '…'}.",
-            code="invalid_value",
-            param=f"messages[{at}].role",
-        )
 
 
 def _begun(body: Body, messages: list[Message], reading: Reading) -> tuple[list[Message], str]:
