@@ -28,6 +28,9 @@ _MOST_DIGITS = 19
 _PARTS = 300
 """Of a key of TOML: what reads it takes time with their square."""
 
+_MOST_VALUES = 10**7
+"""And characters of texts."""
+
 
 def read_text(path: Path, most: int = MOST_BYTES, *, encoding: str = "utf-8") -> str:
     """The text of a file. Raises OSError for what cannot be read or is no regular file, and ValueError for more than
@@ -82,6 +85,19 @@ def within_depth() -> Iterator[None]:
         yield
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None
+
+
+def within_size(value: Any) -> Any:
+    """The value. Raises ValueError where it holds more than a file could: YAML may name one part many times, and each
+    of those again."""
+    waiting, found = [value], 0
+    while waiting:
+        one = waiting.pop()
+        found += 1 + len(one) if isinstance(one, str) else 1
+        if found > _MOST_VALUES:
+            raise ValueError("its parts name each other too often (&name, *name). Write them out")
+        waiting.extend([*one, *one.values()] if isinstance(one, dict) else one if isinstance(one, list) else ())
+    return value
 
 
 def _is_long_key(text: str) -> bool:

@@ -17,7 +17,7 @@ from agentlightning.cli.options import BackendOptions, value_in
 from agentlightning.cli.trust import code_in, require_trust
 from agentlightning.errors import ConfigError
 from agentlightning.files import meant_by, reason_of_file, text_of
-from agentlightning.reading import parsed_toml, within_depth
+from agentlightning.reading import parsed_toml, within_depth, within_size
 from agentlightning.trainer.live import RUN_FILE
 from agentlightning.trainer.provenance import TASKS_FILE, VAL_TASKS_FILE
 
@@ -128,15 +128,22 @@ def _refuse_other_names(file: Path, found: Mapping[str, Any]) -> None:
 
 
 def is_of_a_run(found: Mapping[str, Any]) -> bool:
-    """Whether this is what a run says of itself in `run.json`."""
-    return {"run_id", "algorithm", "settings"} <= found.keys()
+    """Whether this is what a run says of itself in `run.json`. Raises ConfigError where no run says it like this."""
+    if not {"run_id", "algorithm", "settings"} <= found.keys():
+        return False
+    for name in ("settings", "environment"):
+        if not isinstance(found.get(name) or {}, dict):
+            raise ConfigError(
+                f"The file is a run's, but its '{name}' is no object. Take the run.json that a run wrote."
+            )
+    return True
 
 
 def of_a_run(about: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that repeat a run; those of the command are given there."""
     kind = _algorithm(str(about["algorithm"]))
     known = {*names_of(kind)} - set(_OF_THE_COMMAND)
-    return {"algorithm": about["algorithm"], **{k: v for k, v in about["settings"].items() if k in known}}
+    return {"algorithm": about["algorithm"], **{k: v for k, v in (about["settings"] or {}).items() if k in known}}
 
 
 def algorithm_of_a_run(about: Mapping[str, Any], source: Path, *, trust: bool) -> GRPO:
@@ -264,7 +271,7 @@ def _parse(file: Path) -> Any:
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
     try:
         with within_depth():
-            return yaml.load(text, Loader)
+            return within_size(yaml.load(text, Loader))
     except yaml.YAMLError as error:
         tab = ". Indent with blanks: YAML takes no tabs" if r"'\t'" in str(error) else ""
         nested = ". Settings stand below each other, each at the left" if "mapping values" in str(error) else ""

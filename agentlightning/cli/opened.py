@@ -80,7 +80,7 @@ def described(folder: Path) -> dict[str, Any]:
         found = read_object(folder / RUN_FILE)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found.get("settings", {}), dict) else {**found, "settings": {}}
+    return found | {name: {} for name in ("settings", "environment") if not isinstance(found.get(name, {}), dict)}
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

@@ -21,9 +21,7 @@ _PROGRAMS = ("command", "args", "env", "runtime_env", "vllm")
 def code_in(settings: Mapping[str, Any]) -> list[str]:
     """The settings whose values would be imported or run, or get a key, each as NAME=VALUE."""
     found = [("loss", settings.get("loss")), ("renderer", settings.get("renderer"))]
-    code = [
-        f"{name}={value}" for name, value in found if value is not None and value not in LOSSES and ":" in f"{value}"
-    ]
+    code = [f"{name}={value}" for name, value in found if str(value) not in LOSSES and ":" in str(value)]
     options = settings.get("backend_options")
     if isinstance(options, Mapping):
         code += [f"backend_options: {name}={options[name]}" for name in _PROGRAMS if options.get(name)]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
 from pydantic import Field
 
-from agentlightning.reading import parsed_json
 from agentlightning.types.call import Call
 from agentlightning.types.names import (
     CALL_ID,
@@ -117,8 +117,8 @@ def tool_call_ids_of(spans: Sequence[Span]) -> dict[str, list[str]]:
     for span in spans:
         call_id, output = span.attributes.get(CALL_ID), span.attributes.get("gen_ai.output.messages")
         if isinstance(call_id, str) and isinstance(output, str):
-            with suppress(ValueError):
-                parts = [part for message in _objects(parsed_json(output)) for part in _objects(message.get("parts"))]
+            with suppress(ValueError, RecursionError):
+                parts = [part for message in _objects(json.loads(output)) for part in _objects(message.get("parts"))]
                 found[call_id] = [str(p.get("id")) for p in parts if p.get("type") == "tool_call"]
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -11,7 +12,9 @@ from typer.testing import CliRunner
 
 import agentlightning as agl
 from agentlightning.cli.app import app
-from agentlightning.cli.configuration import FAMILY, make_algorithm
+from agentlightning.cli.configuration import FAMILY, make_algorithm, read_config, run_of_config
+from agentlightning.cli.opened import described
+from agentlightning.cli.trust import code_in
 
 
 def test_the_family_is_known_by_name() -> None:
@@ -88,6 +91,35 @@ def test_a_shell_completes_commands_and_options(typed: str, known: str) -> None:
     asked = {"_AGL_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
     done = CliRunner(env=asked).invoke(app, prog_name="agl")
     assert known in done.stdout.split(), done.output
+
+
+@pytest.mark.parametrize("last", ["steps: *y9", "algorithm: *y9", "own: &x [*x, *x]", "model: [" + "*y0, " * 20 + "]"])
+def test_parts_that_name_each_other_without_end_are_refused(tmp_path: Path, last: str) -> None:
+    file = tmp_path / "a.yaml"
+    parts = [f"y{n}: &y{n} [{', '.join([f'*y{n - 1}'] * 9)}]" for n in range(1, 10 if "y9" in last else 1)]
+    file.write_text("\n".join([f"y0: &y0 {'x' * 10**6}", *parts, last]))
+    with pytest.raises(agl.ConfigError, match=r"a\.yaml cannot be read: its parts name each other too often"):
+        read_config(file)
+
+
+def test_parts_may_name_each_other(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("steps: &n 3\ngroup_size: *n\n")
+    assert read_config(tmp_path / "a.yaml") == {"steps": 3, "group_size": 3}
+
+
+@pytest.mark.parametrize(("name", "value"), [("settings", [1]), ("environment", ["a:b"]), ("environment", "a:b")])
+def test_a_run_of_another_shape_is_told(tmp_path: Path, name: str, value: Any) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({"run_id": "r", "algorithm": "GRPO", "settings": None, name: value}))
+    for read in (read_config, run_of_config):
+        with pytest.raises(agl.ConfigError, match=f"'{name}' is no object"):
+            read(file)
+    assert described(tmp_path)[name] == described(tmp_path)["settings"] == {}
+
+
+def test_a_loss_that_is_no_text_is_looked_at_likewise() -> None:
+    assert code_in({"loss": ["ppo"]}) == []
+    assert code_in({"loss": ["module:loss"]}) == ["loss=['module:loss']"]
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.json", "["), ("a.toml", "a = " + "["), ("a.yaml", "[")])
