@@ -7,9 +7,11 @@ shows them, and `AGL_DEBUG=1` shows ours so too.
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -55,6 +57,9 @@ def _note_on(error: BaseException) -> str | None:
     """What mends an error of Python's own, where that is known."""
     if isinstance(error, ValueError) and "a coroutine was expected, got RunResult" in str(error):
         return "fit() is no coroutine, and it had ended by then. Leave asyncio.run out, or run trainer.fit_async(…)."
+    run = re.search(r"Unrecognized model in (.+)\. Should have a `model_type`", str(error))
+    if run and (Path(run[1]) / "run.json").is_file():
+        return "This is the folder of a run. Its model: result.checkpoint, or agl export RUN --to FOLDER."
     if isinstance(error, FrozenInstanceError):
         return "Settings are not changed afterwards: give them when the object is made, such as GRPO(model=…, steps=5)."
     if isinstance(error, ImportError | AttributeError):

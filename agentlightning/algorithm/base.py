@@ -188,6 +188,12 @@ REWARD = dict.fromkeys(
     _BY_THE_AGENT,
 )
 """How rollouts are rewarded."""
+OF_HOOKS = {"callbacks": "Say Trainer(hooks=[Mine()]), whose class Mine is a subclass of agl.Hook."}
+TRACKERS = dict.fromkeys(
+    ("report_to", "logger", "loggers", "log_with", "log_to", "wandb", "use_wandb", "wandb_project", "tensorboard"),
+    "Where metrics go is a setting of the trainer: Trainer(algorithm=…, sinks=['wandb']), or sinks=[WandbSink(…)].",
+)
+"""How other trainers call what records their metrics."""
 OF_THE_TRAINER = {
     **REWARD,
     "models": "Models that agents ask besides the policy are the trainer's: Trainer(algorithm=…, models={'judge': …}).",
@@ -202,7 +208,8 @@ OF_THE_TRAINER = {
         )
     },
     "output_dir": _OF_THE_TRAINER.format("run_dir"),
-    "report_to": "Where metrics go is a setting of the trainer: Trainer(algorithm=…, sinks=[WandbSink(…)]).",
+    **TRACKERS,
+    **OF_HOOKS,
 }
 """What a trainer is given, and not an algorithm."""
 OF_TRAINING = {

@@ -69,6 +69,8 @@ def _no_model(given: Any) -> str:
             f"model is an object of the class {type(given).__name__}; save it with its tokenizer and give the folder: "
             "model.save_pretrained('folder'), tokenizer.save_pretrained('folder'), model='folder'."
         )
+    if isinstance(given, Mapping):
+        return f"model is a dict; several policies begin from one: model=…, policies={dict.fromkeys(given)}."
     shown = repr(given)
     if len(shown) > LONGEST_SHOWN:
         shown = f"an object of the class {type(given).__name__}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agentlightning.arguments import nearest
 from agentlightning.metrics.svg import curve_svg, points_of
 from agentlightning.types.html import fields_html
 
@@ -18,6 +19,15 @@ _HAS = (
     "It has run_dir, checkpoint, stopped, learned and metrics, a row per step: result.metrics[-1]['reward']. The model "
     "is at result.checkpoint: agl serve, agl export."
 )
+
+
+class MetricRow(dict[str, Any]):
+    """A step's metrics, which says what they are called where one is asked for by another name."""
+
+    def __missing__(self, name: str) -> Any:
+        meant = nearest(name, self)
+        hint = f"Did you mean {meant}?" if meant else f"The row has {', '.join(self)}."
+        raise KeyError(f"{name}. {hint}")
 
 
 class MetricRows(list[Mapping[str, Any]]):
@@ -48,7 +58,7 @@ class RunResult:
     """A row per step, as in `metrics.jsonl`: `step`, `reward`, `val_reward`, …"""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "metrics", MetricRows(self.metrics))
+        object.__setattr__(self, "metrics", MetricRows(map(MetricRow, self.metrics)))
 
     def __await__(self) -> Generator[None, None, RunResult]:
         """`await trainer.fit(…)` gives the result too: `fit` has come to its end by then."""

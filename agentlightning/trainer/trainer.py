@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.algorithm.base import (
+    OF_HOOKS,
     REWARD,
+    TRACKERS,
     Algorithm,
     PolicySpec,
     TrainingContext,
@@ -178,7 +180,7 @@ class Trainer(GivenByName):
     )
 
     _method_hints: ClassVar = OTHER_VERBS
-    _others: ClassVar = {**dict.fromkeys(names_of(FeatureSettings), _otherwise), **REWARD}
+    _others: ClassVar = {**dict.fromkeys(names_of(FeatureSettings), _otherwise), **REWARD, **TRACKERS, **OF_HOOKS}
 
     def __init__(
         self,

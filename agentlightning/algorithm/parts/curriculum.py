@@ -165,7 +165,11 @@ class TaskHistory:
 
         Raises ConfigError for weights that are none.
         """
-        weights_T = np.asarray(self._weigh(self.records), dtype=np.float64)
+        given = self._weigh(self.records)
+        try:
+            weights_T = np.asarray(given, dtype=np.float64)
+        except (TypeError, ValueError):  # no numbers
+            weights_T = np.full(self._tasks, np.nan)
         if weights_T.shape != (self._tasks,) or not np.isfinite(weights_T).all() or (weights_T < 0).any():
             name = getattr(self._weigh, "__qualname__", repr(self._weigh))
             gave = f"it gave shape {weights_T.shape}" if weights_T.shape != (self._tasks,) else "it gave others"

@@ -33,6 +33,12 @@ _LONGEST_PATH = 100
 _POSITION = re.compile(r"\[\d+\]")
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.$\[\]:-]")
 _UNKNOWN = "nothing here knows it"
+_FORMS = {
+    r"messages\[\d+\]": "{'role': 'user', 'content': '…'}",
+    "response_format": "{'type': 'json_object'}",
+    "stream_options": "{'include_usage': True}",
+}
+"""How objects are written, by the patterns of their places."""
 _HARMLESS = "it is not meant to change an answer"
 
 
@@ -67,7 +73,7 @@ class Reading:
     def known(self, given: Any, kinds: Kinds, where: str) -> str | None:
         """The kind of an object that is honoured; None if the object is left out. Raises `Refusal` if it is none."""
         if not isinstance(given, Mapping):
-            such_as = ", such as {'role': 'user', 'content': '…'}" if re.fullmatch(r"messages\[\d+\]", where) else ""
+            such_as = next((f", such as {form}" for what, form in _FORMS.items() if re.fullmatch(what, where)), "")
             raise Refusal(f"'{where}' must be an object{such_as}.", code="invalid_type", param=where)
         kind = given.get(kinds.by, kinds.default)
         fields = kinds.known.get(kind) if isinstance(kind, str) else None
