@@ -307,6 +307,9 @@ _PYTHONS_WORDS = {
     r"'Choice' object has no attribute 'message'": _A_CHUNK,
     r"'(Async\w*Stream\w*|async_generator)' object is not (iterable|an iterator)": _ASYNC_FOR,
     r"requires an object with __aiter__ method, got (\w*Stream\w*|generator|list)": _PLAIN_FOR,
+    r"'\w+Error' object (has no attribute|is not subscriptable)": "It is the error of a call: raise it to read it.",
+    r"'NoneType' .* '(total|prompt|completion)_tokens'": "A stream counts tokens in its last chunk, and only with "
+    "stream_options={'include_usage': True}.",
     r"'dict' object has no attribute": _A_DICT,
     r"There is no current event loop in thread": _OWN_LOOP,
     r"^maximum recursion depth exceeded": _CALLS_ITSELF,

@@ -14,6 +14,7 @@ from agentlightning.algorithm.parts.curriculum import TaskHistory
 from agentlightning.gateway.dialects.fields import Reading
 from agentlightning.gateway.dialects.tables.common import FORMATS
 from agentlightning.gateway.exchange import Refusal
+from agentlightning.runner.endings import hint_for
 from agentlightning.trainer.result import RunResult
 from tests.first_day.day import said, script
 
@@ -53,6 +54,19 @@ def test_a_model_for_each_agent() -> None:
 def test_a_format_that_is_its_name() -> None:
     with pytest.raises(Refusal, match=r"such as \{'type': 'json_object'\}"):
         Reading().known("json_object", FORMATS, "response_format")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("TypeError('x').choices", "the error of a call"),
+        ("None.total_tokens", "stream_options={'include_usage': True}"),
+    ],
+)
+def test_an_answer_that_is_none(wrong: str, words: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        eval(wrong)
+    assert words in str(hint_for(caught.value))
 
 
 def test_a_curriculum_that_gives_tasks() -> None:
