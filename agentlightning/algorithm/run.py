@@ -24,7 +24,7 @@ from agentlightning.algorithm.sampling.rollouts import Stopped, run_validation
 from agentlightning.algorithm.sampling.schedule import TaskSchedule
 from agentlightning.algorithm.sampling.source import AsynchronousSampling, FinishedRollouts, Source, finished_before
 from agentlightning.algorithm.update import PolicyUpdaters, Publisher, Updater
-from agentlightning.backend import POLICY, Backend, Drains
+from agentlightning.backend import POLICY, Backend, drain_of
 from agentlightning.errors import AgentError, BackendDied, ConfigError
 from agentlightning.types import Dataset
 from agentlightning.types.ids import random_hex
@@ -150,10 +150,8 @@ class TrainingRun:
         return metrics
 
     async def publish(self, sampled: Sampled) -> dict[str, Any]:
-        """Let the engines sample from what was learned, and see on freshly sampled tokens that they do.
-
-        Raises EngineError where a backend publishes nothing, something else, or weights that compute something else.
-        """
+        """Let the engines sample from what was learned, and see on fresh tokens that they do. Raises EngineError where
+        a backend publishes nothing, something else, or weights that compute something else."""
         versions = await self._publication.publish({alias: u.version for alias, u in self._updaters.items()})
         metrics = await self._parts.published(self.done, versions, sampled.episodes)
         self._progress.end_learning()
@@ -170,17 +168,13 @@ class TrainingRun:
         return {**self._validated}
 
     async def end_step(self, sampled: Sampled, metrics: Mapping[str, Any]) -> None:
-        """Report the step, and save it where that is due.
-
-        Raises BackendDied, once it is saved, where the learner has to leave its machines and finds room on others.
-        """
+        """Report the step, and save it where that is due. Raises BackendDied where the learner then leaves machines."""
         measures = {**of_step(sampled, self.settings), **self._parts.measure(sampled), **metrics}
         summary = {"step": self.done, **measures, **self._progress.of_step(self.done, sampled, metrics)}
         self.context.reporter.step({**summary, **await time_split(self._backend)})
         self._parts.after_step(summary)
-        drain = self._backend.drain if isinstance(self._backend, Drains) else None
-        due = self.done % self.settings.save_every == 0 or self._parts.needs_checkpoint or drain is not None
-        if self._ended or due:
+        drain = drain_of(self._backend)
+        if self._ended or drain or self.done % self.settings.save_every == 0 or self._parts.needs_checkpoint:
             await self._save(sampled)
         if drain is not None and drain.can_move and not self._ended:
             raise BackendDied(drain.message)

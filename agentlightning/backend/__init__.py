@@ -19,6 +19,7 @@ from agentlightning.backend.base import (
     ModelSettings,
     ModelSpec,
     TakesUp,
+    drain_of,
 )
 from agentlightning.errors import ConfigError
 
@@ -90,5 +91,6 @@ __all__ = [
     "ModelSpec",
     "TakesUp",
     "check_backend",
+    "drain_of",
     "make_backend",
 ]

@@ -228,4 +228,9 @@ class Drains(Protocol):
         ...
 
 
+def drain_of(backend: Backend) -> Drain | None:
+    """What is known of machines that the learner will lose; None where all stay, or nothing is ever known of it."""
+    return backend.drain if isinstance(backend, Drains) else None
+
+
 BackendFactory = Callable[[ModelSpec], Backend]

@@ -123,9 +123,7 @@ def test_what_is_at_odds_is_refused(algorithm: Any, settings: dict[str, Any], ca
         algorithm(model="calc", **settings)
 
 
-@pytest.mark.parametrize(
-    ("model", "shown"), [("", "''"), (None, "None"), ({"a": [0] * 999}, "an object of the class dict")]
-)
+@pytest.mark.parametrize(("model", "shown"), [("", "''"), (None, "None"), ([0] * 999, "an object of the class list")])
 def test_what_is_no_model_is_named_in_few_words(model: Any, shown: str) -> None:
     with pytest.raises(ConfigError, match=f"^model is {shown}; give a directory"):
         agl.GRPO(model=model)

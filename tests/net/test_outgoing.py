@@ -181,6 +181,8 @@ async def test_keys_stay_home(
 
 
 WITHOUT_END = [of_a_teacher, of_a_critic, of_a_list_of_models, of_openenv, of_a_gateway, of_a_cluster]
+ASK_AGAIN = [of_a_teacher, of_a_cluster]
+"""Those that ask again, for a minute at most, where an answer is no JSON."""
 LOOK_AT_STATUS = [of_a_list_of_models, of_openenv]
 """Those that read nothing of an error."""
 
@@ -204,7 +206,9 @@ async def test_an_answer_without_end_is_not_kept(ask_it: Callable[[str], Awaitab
         assert "its answer has more than 67,108,864 bytes" in await ask_it(here)
 
 
-@pytest.mark.parametrize("ask_it", WITHOUT_END)
+@pytest.mark.parametrize(
+    "ask_it", [pytest.param(ask, marks=pytest.mark.slow if ask in ASK_AGAIN else ()) for ask in WITHOUT_END]
+)
 async def test_an_answer_that_is_nested_too_deeply_is_said(ask_it: Callable[[str], Awaitable[str]]) -> None:
     nested = Recording(200, [(b"content-type", b"application/json")], b"[" * 100_000)
     async with served(nested) as here:
