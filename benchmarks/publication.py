@@ -5,9 +5,9 @@
 
 A local cluster of so many nodes with so many engines each (`NODESxENGINES`), and a learner on one of them. Random
 Qwen3s in float32 of so many million parameters take one step and are published, `ROUNDS` times; medians count. Nodes
-share this machine's disk and its cores, so bytes are what a cluster would write and seconds are not: `write` is the
-time until the learner has written its weights, `take up` what the slowest engine needs from then on: they are put into
-Ray's object store, carried to its machine, checked, written there and loaded. Needs the extra `ray`.
+share this machine, and so its one copy of the weights: on a cluster each machine with engines writes one. `write` is
+the time until the learner has written its weights, `take up` what the slowest engine needs from then on: they are put
+into Ray's object store, carried to its machine, checked, written there and loaded. Needs the extra `ray`.
 """
 
 from __future__ import annotations
