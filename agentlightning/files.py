@@ -162,10 +162,12 @@ def remove_tree(path: Path) -> None:
 
 @contextmanager
 def shared_lock(path: Path) -> Iterator[None]:
-    """Hold an existing file: `is_held` sees it from any process, and the holder's death releases it."""
+    """Hold an existing file: `is_held` sees it from any process, and the holder's death releases it. Where the file
+    system has no locks nothing is held, and `is_held` takes every file for one that is."""
     with open(path) as file:
         if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_SH)
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_SH)
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ from agentlightning.algorithm import GRPO
 from agentlightning.algorithm.checkpoint import (
     CheckpointInfo,
     held_checkpoint,
+    kept_while_used,
     latest_checkpoint,
     list_checkpoints,
     prune_checkpoints,
@@ -111,6 +113,21 @@ async def test_a_checkpoint_that_somebody_reads_is_kept_until_it_is_read(tmp_pat
     assert [read_checkpoint(c).step for c in list_checkpoints(tmp_path)] == [3]
     with held_checkpoint(tmp_path / "elsewhere") as none:
         assert none is None
+
+
+async def test_a_file_system_without_locks_takes_no_checkpoint_away_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lock(file: Any, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", lock)
+    backend = CountingBackend()
+    for step in (1, 2):
+        await save_checkpoint(tmp_path, backend, CheckpointInfo(step=step, base_model="m", seed=0))
+    with held_checkpoint(tmp_path) as held, kept_while_used(list_checkpoints(tmp_path)[0], tmp_path, keep_last=1):
+        assert held is not None
+    assert [read_checkpoint(c).step for c in list_checkpoints(tmp_path)] == [1, 2]
 
 
 async def test_what_is_left_of_older_checkpoints_is_removed(tmp_path: Path) -> None:
