@@ -13,9 +13,8 @@ import asyncio
 import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,33 +24,21 @@ from agentlightning.algorithm.base import (
     REWARD,
     TRACKERS,
     Algorithm,
-    PolicySpec,
-    TrainingContext,
-    no_open_calls,
-    run_algorithm,
-    with_trained_agents,
 )
 from agentlightning.algorithm.baseline import Baseline, dry_run_of
 from agentlightning.algorithm.checkpoint import (
-    kept_while_used,
     list_checkpoints,
-    model_path,
-    read_checkpoint,
-    set_aside_later,
 )
 from agentlightning.algorithm.features import FeatureSettings
 from agentlightning.algorithm.records import names_of
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import GivenByName, explained
-from agentlightning.doctor.preflight import objections
 from agentlightning.errors import AgentLightningError, BackendDied, ConfigError, debugging
 from agentlightning.litagent import LitAgent
-from agentlightning.metrics import Console, JsonlSink, Reporter, Sink, StoreSink, read_metrics
+from agentlightning.metrics import Console, Sink, read_metrics
 from agentlightning.metrics.console import default_console
 from agentlightning.metrics.trackers import as_sink
-from agentlightning.runner import LitAgentRunner, ModelAccess
 from agentlightning.runner.remote import Address
-from agentlightning.store import SqliteLightningStore
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.trainer import left_running
@@ -70,13 +57,11 @@ from agentlightning.trainer.checks import (
     check_proxy,
     check_resources,
     check_whole_numbers,
-    has_endpoints,
     listed,
     refuse_while_loading,
 )
 from agentlightning.trainer.folder import (
     METRICS_FILE,
-    STORE_FILE,
     checkpoint_of,
     claimed,
     default_folder,
@@ -85,31 +70,23 @@ from agentlightning.trainer.folder import (
     prepare_folder,
     resumable_journal,
 )
+from agentlightning.trainer.launch import Fit, Launch
 from agentlightning.trainer.live import (
     RUN_FILE as RUN_FILE,
-    cancel_leftovers,
-    describe,
     known_settings,
-    open_door,
-    recorded,
 )
 from agentlightning.trainer.log import LOG_FILE, logged
-from agentlightning.trainer.on_ray import connect_to_ray
-from agentlightning.trainer.provenance import code_of, provenance, recipe_of
+from agentlightning.trainer.provenance import code_of
 from agentlightning.trainer.result import RunResult
 from agentlightning.trainer.runners import StartedRunners, be_a_runner, started_runners
-from agentlightning.trainer.spending import as_metrics, say_spent, spent_before
 from agentlightning.trainer.strategy import Strategy
-from agentlightning.trainer.sync import run_sync, run_with_background, stop_on_interrupt
-from agentlightning.trainer.words import conclude, introduce, last_step, resuming, with_next_step
-from agentlightning.types import Dataset, Hook, NamedResources, Resource, Run
-from agentlightning.types.call import Spent
+from agentlightning.trainer.sync import run_sync
+from agentlightning.trainer.words import conclude, with_next_step
+from agentlightning.types import Dataset, Hook, NamedResources, Resource
 
 if TYPE_CHECKING:
-    from agentlightning.backend import Backend
-    from agentlightning.gateway import Gateway, Provider
+    from agentlightning.gateway import Provider
     from agentlightning.gateway.dialects import Dialect
-    from agentlightning.trainer.serving import ServedModels
 
 logger = logging.getLogger(__name__)
 
@@ -124,21 +101,6 @@ NOT_AWAITED = (
 )
 Tasks = Dataset[Any] | str | Path
 """Tasks, or the name of a file that holds them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Fit:
-    """What `fit` was asked to do."""
-
-    agent: LitAgent[Any]
-    train_dataset: Dataset[Any] | None
-    val_dataset: Dataset[Any] | None
-    stop: asyncio.Event
-    answers_signals: bool
-    code: str
-    """See `code_of`."""
-    served: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once its models were loaded."""
 
 
 class Trainer(GivenByName):
@@ -237,10 +199,6 @@ class Trainer(GivenByName):
         self.console = console
         self.sinks = [*map(as_sink, listed(sinks)), *of_algorithm.sinks]
         check_each(sink=self.sinks)
-        self._spent: Mapping[str, Spent] = {}
-        """What was asked of other providers before a model process died."""
-        self._agent = LitAgent[Any]()
-        """The one that `fit` was given, while it runs."""
         if self.algorithm.serial:
             self.n_runners = self.concurrency = 1
 
@@ -253,8 +211,6 @@ class Trainer(GivenByName):
         self.resume_from: Path | None = None
         if resume and self._taken_again is None:
             self.resume_from = checkpoint_of(self.algorithm, resume, run_dir)
-        self._resumed_at: int | None = None
-        """The step of that checkpoint, which may be gone when the run is done: newer ones are kept."""
         self._settings_before = known_settings(self.resume_from.parent.parent) if self.resume_from else {}
         self.run_dir = self._taken_again or (
             Path(run_dir) if run_dir else default_folder(self.algorithm, self.resume_from)
@@ -320,7 +276,6 @@ class Trainer(GivenByName):
         needless = val_dataset is None and isinstance(self.algorithm, TrainingSettings) and not self.algorithm.samples
         without = agent is None and (needless or self.strategy.runs_no_agent)
         agent = LitAgent() if without else as_agent(agent, self.algorithm)
-        self._agent = agent
         current_trainer.set(self)
         if self.strategy.role == "runner":
             return await be_a_runner(self, agent)
@@ -335,12 +290,20 @@ class Trainer(GivenByName):
             check_agents_resources(agent, self.algorithm, self.initial_resources, self.models)
         if isinstance(self.algorithm, TrainingSettings):
             _ = self.algorithm.shape  # is there such a model? The folder of a run that goes on is as it was if not
-        job = _Fit(agent, train_dataset, val_dataset, stop or asyncio.Event(), stop is None, code_of(agent))
+        fit = Fit(
+            agent,
+            train_dataset,
+            val_dataset,
+            stop=stop or asyncio.Event(),
+            answers_signals=stop is None,
+            code=code_of(agent),
+            settings_before=self._settings_before,
+        )
         with self._in_its_folder():
             started = started_runners(self, agent)  # before there are threads
             with logged(self.run_dir / LOG_FILE):
                 try:
-                    await self._run_to_the_end(job, started)
+                    await self._run_to_the_end(fit, started)
                 except AgentLightningError as error:
                     with_next_step(error, self.run_dir)
                     raise
@@ -348,7 +311,7 @@ class Trainer(GivenByName):
                     if started is not None:
                         await started.stop()
             draw_curve(self.run_dir)
-            return self._concluded(job)
+            return self._concluded(fit)
 
     @contextmanager
     def _in_its_folder(self) -> Iterator[None]:
@@ -371,229 +334,29 @@ class Trainer(GivenByName):
             self.run_dir = claimed(default_folder(self.algorithm, None) if self._has_folder else self.run_dir)
             self._has_folder = True
 
-    def _concluded(self, job: _Fit) -> RunResult:
+    def _concluded(self, fit: Fit) -> RunResult:
         checkpoints, metrics = list_checkpoints(self.run_dir), read_metrics(self.run_dir / METRICS_FILE)
-        result = RunResult(self.run_dir, checkpoints[-1] if checkpoints else None, job.stop.is_set(), metrics)
+        result = RunResult(self.run_dir, checkpoints[-1] if checkpoints else None, fit.stop.is_set(), metrics)
         conclude(
-            self.console or default_console(), self.algorithm, job.agent, result, self._resumed_at, job.train_dataset
+            self.console or default_console(), self.algorithm, fit.agent, result, fit.resumed_at, fit.train_dataset
         )
         return result
 
-    async def _run_to_the_end(self, job: _Fit, started: StartedRunners | None) -> None:
+    async def _run_to_the_end(self, fit: Fit, started: StartedRunners | None) -> None:
         deaths = 0
         while True:
             try:
-                await self._run(job, started)
+                await Launch(self, fit, started).run()
                 break
             except BackendDied as error:
                 last = next(reversed(list_checkpoints(self.run_dir)), None)
                 deaths = deaths + 1 if last == self.resume_from else 1
                 if deaths > RESTARTS:
                     raise BackendDied(f"{error}\nIt was started again {RESTARTS} times without a step.") from error
-                if last is None and not (job.served.is_set() and isinstance(self.algorithm, TrainingSettings)):
+                if last is None and not (fit.served.is_set() and isinstance(self.algorithm, TrainingSettings)):
                     raise  # it may be too large to be loaded
                 logger.warning("%s\nThe run goes on from %s.", error, last or "its beginning")
                 self.resume_from = last
-
-    async def _run(self, job: _Fit, started: StartedRunners | None) -> None:
-        """Start the parts in order, run the algorithm beside the runners, stop in reverse order."""
-        earlier = self._spent or spent_before(self.run_dir / METRICS_FILE)
-        async with AsyncExitStack() as stack:
-            if self.resume_from is not None and isinstance(self.algorithm, TrainingSettings):
-                keep = self.algorithm.keep_checkpoints
-                stack.enter_context(kept_while_used(self.resume_from, self.run_dir, keep))
-            store, run = await self._open_store(stack, job)
-            if self.strategy.runners == "ray":
-                self.strategy = self.strategy.at(await connect_to_ray(stack, self.algorithm, self.n_runners))
-            address, dashboard = await self._open_door(stack, store, run)
-            reporter = await self._start_reporting(stack, store, run, job, dashboard)
-            served, resources = await self._serve_models(stack, store, reporter, earlier)
-            job.served.set()
-            gateway = served.gateway if served else None
-            if self.llm_proxy is not None:
-                gateway = await self._start_llm_proxy(stack, store)
-            context = TrainingContext(
-                store=store,
-                run_dir=self.run_dir,
-                run_id=run.run_id,
-                reporter=reporter,
-                resources=await store.add_resources(resources),
-                initial_resources=self.initial_resources,
-                adapter=self.adapter,
-                llm_proxy=gateway,
-                backend=served.backend if served else None,
-                refused_requests=gateway.refused_requests if gateway else {},
-                selected_by=spec.selection if (spec := self._spec()) else {},
-                group_reward=self._agent.group_reward,
-                objections=objections,
-                open_calls=served.gateway.open_calls if served else no_open_calls,
-                resume_from=self.resume_from,
-                recipe=recipe_of(self.algorithm, job.code, self.initial_resources, run.state),
-                stop=job.stop,
-            )
-            self.algorithm.attach(context)
-            if started is not None and address is not None:
-                started.start(address)
-                stack.push_async_callback(started.pause)
-            await self._run_with_runners(job, store, served and served.backend, gateway, started)
-
-    async def _open_store(self, stack: AsyncExitStack, job: _Fit) -> tuple[LightningStore, Run]:
-        """The store, and what the run is in it; nothing of an earlier life of the run is left under way."""
-        store = self.store
-        if store is None:  # first of all: its file can be opened once, which keeps a second run out of the folder
-            store = SqliteLightningStore(self.run_dir / STORE_FILE)
-            stack.push_async_callback(store.close)
-            await cancel_leftovers(store)
-        about = provenance(self.run_dir, job.agent, job.train_dataset, job.val_dataset)
-        run = describe(self.run_dir, self.algorithm, job.agent, about)
-        if self.store is not None:  # others may work in it
-            await cancel_leftovers(store, run.run_id)
-        if self.resume_from is not None and (moved := set_aside_later(self.run_dir, self.resume_from)):
-            names = ", ".join(path.name for path in moved)
-            logger.warning("Checkpoints later than %s are set aside as %s", self.resume_from.name, names)
-        return store, run
-
-    async def _start_reporting(
-        self, stack: AsyncExitStack, store: LightningStore, run: Run, job: _Fit, dashboard: str | None
-    ) -> Reporter:
-        """What the run measures and says goes to the store, a file, the terminal and the user's own sinks."""
-        self._resumed_at = read_checkpoint(self.resume_from).step if self.resume_from else None
-        first_step = 0 if self._resumed_at is None else self._resumed_at + 1
-        resumed = self._resuming(run, job)
-        rows = StoreSink(store, run.run_id)
-        metrics = JsonlSink(self.run_dir / METRICS_FILE, first_step)
-        console = self.console or default_console()
-        if dashboard is not None:
-            console.note(f"Dashboard: {dashboard}")  # no record of the run: nobody answers there later on
-        reporter = Reporter(rows, metrics, console, guests=self.sinks)
-        await stack.enter_async_context(recorded(store, run, rows, first_step=first_step, stopped=job.stop.is_set))
-        stack.callback(reporter.close)
-        reporter.start(run)
-        if job.answers_signals:
-            stack.enter_context(stop_on_interrupt(job.stop, reporter.note))
-        introduce(reporter, self.algorithm, self.run_dir, job.train_dataset, job.val_dataset, resumed)
-        return reporter
-
-    def _resuming(self, run: Run, job: _Fit) -> str | None:
-        """The words for a run that goes on; None for a new one."""
-        if self.resume_from is None or not isinstance(self.algorithm, TrainingSettings):
-            return None
-        file = self.run_dir / METRICS_FILE
-        recorded = last_step(read_metrics(file)) if file.is_file() else 0
-        done, tasks = read_checkpoint(self.resume_from), len(job.train_dataset or ())
-        steps = self.algorithm.steps_of(tasks, done.step, done.position) if tasks else self.algorithm.steps
-        now = {"algorithm": run.algorithm, **run.settings}
-        return resuming(self.resume_from, done.step, recorded, self._settings_before, now, steps)
-
-    async def _open_door(
-        self, stack: AsyncExitStack, store: LightningStore, run: Run
-    ) -> tuple[Address | None, str | None]:
-        """Serve the store to runners that are not here, and to whoever looks at the run: the addresses of both."""
-        address = await self.strategy.serve(stack, store)
-        if address is not None:
-            address = replace(address, run_id=run.run_id)
-        dashboard = await open_door(stack, store, address, self.run_dir)
-        if address is not None and self.address is not None and not self.address.done():
-            self.address.set_result(address)
-        return address, dashboard
-
-    async def _serve_models(
-        self, stack: AsyncExitStack, store: LightningStore, reporter: Reporter, spent: Mapping[str, Spent]
-    ) -> tuple[ServedModels | None, NamedResources]:
-        """The backend and the gateway in front of it and of other providers, if there is anything to serve; and what
-        agents are given.
-        """
-        spec, given = self._spec(), self.initial_resources
-        if spec is None and not self.models and (self.llm_proxy is not None or not has_endpoints(given)):
-            return None, given
-        from agentlightning.gateway.dialects import DIALECTS
-        from agentlightning.trainer.endpoints import SHADOWED, given_endpoints
-        from agentlightning.trainer.serving import serve_models
-
-        endpoints = given_endpoints({} if self.llm_proxy is not None else given, self.models, spec)
-        for name in endpoints.left_out:
-            reporter.warn(SHADOWED.format(name=name))
-
-        if spec is not None:
-            reporter.status(f"loading {spec.model.model}")
-        strategy = self.strategy
-        models = {**self.models, **endpoints.providers}
-        served = await serve_models(
-            stack,
-            store,
-            spec,
-            models=models,
-            spent=spent,
-            dialects=(*DIALECTS, *self.dialects),
-            host=strategy.gateway_host,
-            port=self.port,
-            secret=strategy.secret,
-            folder=self.run_dir,
-        )
-        served.gateway.warn_with(reporter.warn)
-        if models:
-            reporter.measure_too(lambda: as_metrics(served.gateway.spent, models))
-            stack.callback(self._settle, served.gateway, reporter)
-        return served, endpoints.resources(given, served)
-
-    def _settle(self, gateway: Gateway, reporter: Reporter) -> None:
-        self._spent = gateway.spent
-        say_spent(reporter, self._spent)
-
-    async def _start_llm_proxy(self, stack: AsyncExitStack, store: LightningStore) -> Any:
-        """The gateway that was given, recording in this run's store."""
-        if not self.llm_proxy.is_running():
-            self.llm_proxy.set_store(store)
-            await self.llm_proxy.start()
-            stack.push_async_callback(self.llm_proxy.stop)
-        return self.llm_proxy
-
-    async def _run_with_runners(
-        self,
-        job: _Fit,
-        store: LightningStore,
-        backend: Backend | None,
-        gateway: ModelAccess | None,
-        started: StartedRunners | None,
-    ) -> None:
-        """The algorithm's end ends the runners; a runner that fails, or a dead backend, ends the algorithm."""
-        here = self.n_runners if self.strategy.runners == "inline" else 0
-        runners = [self._make_runner(job.agent, store, gateway, number) for number in range(here)]
-        background = [runner.iter() for runner in runners]
-        background += [] if started is None else [started.watch()]
-        background += [] if backend is None else [backend.watch()]
-        try:
-            await run_with_background(run_algorithm(self.algorithm, job.train_dataset, job.val_dataset), background)
-        finally:
-            for runner in runners:
-                runner.teardown()
-
-    def _make_runner(
-        self, agent: LitAgent[Any], store: LightningStore, gateway: ModelAccess | None, number: int
-    ) -> LitAgentRunner:
-        runner = LitAgentRunner(
-            self.tracer,
-            self.max_rollouts,
-            concurrency=self.concurrency,
-            gateway=gateway,
-            run_id=self.algorithm.context.run_id,
-        )
-        runner.init(agent, self.hooks)
-        runner.init_worker(number, store)
-        return runner
-
-    def _spec(self) -> PolicySpec | None:
-        """The algorithm's policy, trained on what the agent says; a resumed run begins with its checkpoint."""
-        spec = self.algorithm.policy and with_trained_agents(self.algorithm.policy, self._agent.trained_agents)
-        if spec is not None and (matched := getattr(self.adapter, "agent_match", None)):
-            spec = with_trained_agents(spec, matched, "The adapter says agent_match")
-        if spec is None or self.resume_from is None:
-            return spec
-        weights = model_path(self.resume_from)
-        if spec.model.adapters:
-            policies = {name: str(weights / name) for name in spec.model.adapters}
-            return replace(spec, model=replace(spec.model, policies=policies))
-        return replace(spec, model=replace(spec.model, model=str(weights)))
 
 
 def _strategy(given: str | Strategy | None, algorithm: Algorithm) -> Strategy:

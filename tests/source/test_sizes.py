@@ -17,7 +17,6 @@ LONGER = {
     "gateway/sampling/planner.py: _planned",
     "types/span.py: from_opentelemetry",
     "store/database/migrations/versions/0001_the_first_schema.py: upgrade",
-    "trainer/trainer.py",
     "engine/torch_engine.py",
     "finetuning/tinker/routes.py",
 }
