@@ -1,5 +1,9 @@
-"""One start of a run: its parts are started in order, the algorithm runs beside the runners, and all of it is stopped
-in reverse order. A run whose model process dies is launched again, by the trainer.
+"""The composition root: one start of a run. Its parts are started in order, the algorithm runs beside the runners, and
+all is stopped in reverse order. A run whose model process dies is launched again, by the trainer.
+
+    main process    store · gateway · runner · algorithm         (one event loop)
+                    the user's agents                            (a loop or threads of their own)
+    backend         engines and learners of the policies         (a model process, by default)
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""The trainer: the composition root. It starts the parts, hands them to the algorithm, and stops them in order.
+"""What users call to train: `Trainer` takes an algorithm, an agent and tasks, and launches the run.
 
-The training loop itself is the algorithm's: see `algorithm/grpo.py`, `GRPO.run`.
-
-    main process    store · gateway · runner · algorithm         (one event loop)
-                    the user's agents                            (a loop or threads of their own)
-    backend         engines and learners of the policies         (a model process, by default)
+What a run consists of is started in `launch.py`; the training loop itself is the algorithm's: see
+`algorithm/grpo.py`, `GRPO.run`.
 """
 
 from __future__ import annotations
