@@ -31,7 +31,8 @@ from agentlightning.finetuning.queue import TRAINING, FineTuningQueue
 from agentlightning.finetuning.recipe import BaseModel
 from agentlightning.finetuning.records import Records, Row
 from agentlightning.finetuning.routes import ROUTES, ApiCall, Handler, as_response
-from agentlightning.finetuning.tinker.routes import KEY_PREFIX, PREFIX as TINKER_PREFIX, application
+from agentlightning.finetuning.tinker.application import application
+from agentlightning.finetuning.tinker.routes import KEY_PREFIX, PREFIX as TINKER_PREFIX
 from agentlightning.finetuning.tinker.service import TinkerService
 from agentlightning.finetuning.training import MODELS_KEY, MODELS_URL
 from agentlightning.finetuning.wire import unwritable

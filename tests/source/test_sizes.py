@@ -18,7 +18,6 @@ LONGER = {
     "types/span.py: from_opentelemetry",
     "store/database/migrations/versions/0001_the_first_schema.py: upgrade",
     "engine/torch_engine.py",
-    "finetuning/tinker/routes.py",
 }
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import logging
-import secrets
 import shutil
 import time
 from collections.abc import Awaitable, Callable
@@ -15,38 +13,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import FileResponse, Response
-from starlette.routing import Route as StarletteRoute
 
 from agentlightning.errors import ModelError
-from agentlightning.finetuning.keys import Keys
 from agentlightning.finetuning.recipe import BaseModel
 from agentlightning.finetuning.tinker import bodies
 from agentlightning.finetuning.tinker.archive import number_in
-from agentlightning.finetuning.tinker.data import read_request, turn_of
+from agentlightning.finetuning.tinker.data import read_request
 from agentlightning.finetuning.tinker.service import TinkerService, TinkerSession, TrainingClient
-from agentlightning.finetuning.wire import MOST_BODY, read_body, unwritable
+from agentlightning.finetuning.wire import MOST_BODY, read_body
 from agentlightning.gateway.exchange import Refusal
-from agentlightning.gateway.serving.http import api_key, headers_of
 from agentlightning.models import resolve_model
 from agentlightning.models.shape import read_shape
 from agentlightning.reading import whole_number
-
-logger = logging.getLogger(__name__)
 
 PREFIX = "/api/v1"
 KEY_PREFIX = "tml-"
 """The client takes only keys that begin so; one of this server is given to it with this in front."""
 _MOST_DATA = 64 << 20
 """Of a body with data to learn from."""
-_PROTOBUF = "application/x-protobuf"
 _URL_SECONDS = 3600
-_COMES_AGAIN = (408, 409, 429)
-"""Refusals after which a client sends the same request again; after others it goes on with its next one."""
 
 
 @dataclass(frozen=True)
@@ -476,59 +463,3 @@ ROUTES = (
     ),
     TinkerRoute("GET", "/files/{token}/{file:path}", "fetch a file by such a URL", fetch_file, open=True),
 )
-
-
-def application(service: TinkerService, keys: Keys) -> Starlette:
-    """The ASGI application of all routes."""
-    secret = secrets.token_bytes(32)
-
-    def answers(route: TinkerRoute) -> Any:
-        async def answer(request: Request) -> Response:
-            owner = ""
-            try:
-                given = api_key(headers_of(request.scope))
-                owner = "" if route.open else keys.owner(given, given.removeprefix(KEY_PREFIX))
-                return _response(await route.handler(TinkerCall(service, request, owner, secret)))
-            except Refusal as refusal:
-                if refusal.status not in _COMES_AGAIN:
-                    await _give_up_turn(service, owner, getattr(request.state, "body", b""))
-                return _json({"detail": refusal.message}, refusal.status)
-            except ClientDisconnect:
-                return Response(status_code=400)
-            except Exception as error:  # a fault of ours: the client learns that it is none of its own
-                if (full := unwritable(error)) is not None:
-                    logger.error(full.message)
-                    return _json({"detail": full.message}, full.status)
-                logger.exception("%s %s could not be answered", request.method, request.url.path[:200])
-                return _json({"detail": "The server failed to answer. What happened is in its log."}, 500)
-
-        return answer
-
-    routes = [StarletteRoute(PREFIX + r.path, answers(r), methods=[r.method]) for r in ROUTES]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _nowhere})
-
-
-async def _give_up_turn(service: TinkerService, owner: str, body: bytes) -> None:
-    """A request of a training client was refused: the one behind it does not wait for its turn."""
-    if (named := await asyncio.to_thread(turn_of, body)) is not None:
-        client = service.training.get(named[0])
-        if client is not None and client.owner == owner:
-            client.turns.give_up(named[1])
-
-
-def _response(found: Any) -> Response:
-    if isinstance(found, Response):
-        return found
-    if isinstance(found, bytes):
-        return Response(found, media_type=_PROTOBUF)
-    return _json(found, 200)
-
-
-def _json(found: Any, status: int) -> Response:
-    return Response(msgspec.json.encode(found), status_code=status, media_type="application/json")
-
-
-async def _nowhere(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    words = f"There is no {request.method} {request.url.path[:200]} on this server; docs/tinker.md lists what there is."
-    return _json({"detail": words}, error.status_code)
