@@ -14,6 +14,7 @@ def test_everything_that_is_said_holds_at_its_rate(runs: int) -> None:
     assert [row for row in calibration.measured(runs, seed=7) if not row.holds] == []
 
 
+@pytest.mark.slow
 def test_each_statement_has_a_row_on_the_page() -> None:
     rows = calibration.measured(12)
     page = calibration.PAGE.read_text().split(calibration.MARKS[0])[1].split(calibration.MARKS[1])[0]

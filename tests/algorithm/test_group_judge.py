@@ -429,6 +429,7 @@ async def found_in(folder: Path) -> list[Any]:
     return [*zip(records, spans, strict=True)]
 
 
+@pytest.mark.slow
 async def test_a_group_on_which_it_disagrees_with_itself_is_masked(tmp_path: Path) -> None:
     biased = by(lambda n, text: 1.0 - n / 4)
     found, (row,), _ = await trained(tmp_path, biased, rewarding, reward_weights={"judge": 1.0})
@@ -445,8 +446,8 @@ async def test_a_judge_that_dies_in_the_run_masks_and_is_said(tmp_path: Path) ->
     assert any("AGL_JUDGE_KEY" in w for w in console.warnings)
 
 
-@pytest.mark.quick_with("weights0")
 @pytest.mark.parametrize("weights", [{}, {"primary": 1.0, "judge": 2.0}])
+@pytest.mark.slow
 async def test_with_a_reward_of_the_agents_it_is_one_more_part(tmp_path: Path, weights: dict[str, float]) -> None:
     _, (row,), console = await trained(tmp_path, by(by_text), rewarding, reward_weights=weights)
     assert row["reward"] == pytest.approx(0.25 + (2 * row["reward/judge"] if weights else 0))

@@ -143,6 +143,7 @@ async def test_a_group_for_which_it_fails_teaches_nothing_and_the_other_does(tmp
     assert "KeyError: 'no such field'" in warned
 
 
+@pytest.mark.slow
 async def test_a_group_that_has_its_rewards_is_not_rewarded_again(tmp_path: Path) -> None:
     """As after a death between the rewards and the step."""
     before, _, _ = await trained(tmp_path, made(by_length, None))

@@ -55,6 +55,7 @@ def test_a_function_without_an_import_path_is_refused() -> None:
         agl.GRPO(model="calc", loss=lambda entries, config: None)
 
 
+@pytest.mark.slow
 def test_a_loss_in_the_script_itself_is_refused_with_the_next_step(tmp_path: Path) -> None:
     script = "import agentlightning as agl\ndef mine(entries, config): ...\nagl.GRPO(model='calc', loss=mine)\n"
     (tmp_path / "train.py").write_text(script)

@@ -152,6 +152,7 @@ class Leaves(BigramBackend):
         return Drain("The machine of the learner is draining.", can_move=self._learner.version == 3)
 
 
+@pytest.mark.slow
 def test_a_learner_that_has_to_leave_is_saved_after_each_step_and_started_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -180,6 +181,7 @@ class Reloads(BigramBackend):
         return await super().publish(policy)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_checkpoint_that_it_goes_on_from(tmp_path: Path) -> None:
     Reloads.begun.clear()
     settings = {"tasks_per_step": 1, "learning_rate": 1.0, "save_every": 1, "keep_checkpoints": 1}

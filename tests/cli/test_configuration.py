@@ -93,6 +93,7 @@ def test_a_shell_completes_commands_and_options(typed: str, known: str) -> None:
     assert known in done.stdout.split(), done.output
 
 
+@pytest.mark.quick_with("steps")
 @pytest.mark.parametrize("last", ["steps: *y9", "algorithm: *y9", "own: &x [*x, *x]", "model: [" + "*y0, " * 20 + "]"])
 def test_parts_that_name_each_other_without_end_are_refused(tmp_path: Path, last: str) -> None:
     file = tmp_path / "a.yaml"

@@ -186,6 +186,7 @@ def test_a_script_gets_one_notice_with_the_newer_names() -> None:
     assert not [line for line in lines if "setup_logging" in line], "it has no newer name"
 
 
+@pytest.mark.slow
 def test_a_script_that_uses_no_old_name_loads_nothing_but_the_table() -> None:
     script = (
         "import agentlightning as agl, sys, json; agl.Trainer, agl.emit_reward, agl.InMemoryLightningStore;"

@@ -456,6 +456,7 @@ def hack(early: Sequence[list[Told]], late: Sequence[list[Told]]) -> Recording:
     return Recording(groups=[*early, *late], steps=steps())
 
 
+@pytest.mark.slow
 async def test_a_reward_that_pays_for_length_is_smelt(store: InMemoryLightningStore) -> None:
     def long(length: int) -> Callable[[int, int], Told]:
         return lambda g, m: Told(

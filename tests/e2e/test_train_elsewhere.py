@@ -181,6 +181,7 @@ def test_a_key_that_is_nowhere_is_said(tmp_path: Path) -> None:
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_nobody_to_run_the_agent_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text('{"question": "What is 1 + 2?"}\n')
     process = start(tmp_path, "train", "--tasks", "tasks.jsonl", "--model", "calc")

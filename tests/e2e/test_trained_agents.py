@@ -96,6 +96,7 @@ async def test_gradients_are_of_one_agent_only(tmp_path: Path, by: str) -> None:
     await store.close()
 
 
+@pytest.mark.slow
 async def test_a_pattern_that_matches_nobody_is_named(tmp_path: Path) -> None:
     store = InMemoryLightningStore()
     with pytest.raises(AgentError, match=r"train_agents='judge' chooses none .* 'black', 'white'"):

@@ -60,6 +60,7 @@ EXCLUDED = {
 @pytest.mark.quick_with("bubblewrap-folders")
 @pytest.mark.parametrize("kind", EXCLUDED)
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.slow
 def test_what_a_pattern_fits_stays(engine: str, kind: str, tmp_path: Path) -> None:
     patterns, files = EXCLUDED[kind]
     task = write_task(

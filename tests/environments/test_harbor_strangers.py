@@ -159,6 +159,7 @@ def test_forged_headers_of_an_archive_are_no_traceback(tmp_path: Path) -> None:
             archives.unpacked(forged, tmp_path / "out", "it", tmp_path / "it")
 
 
+@pytest.mark.slow
 def test_what_an_agent_leaves_is_not_packed_into_memory_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

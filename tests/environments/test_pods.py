@@ -81,12 +81,14 @@ def test_a_task_is_done_in_a_pod_of_its_namespace(cluster: Path, tmp_path: Path)
     assert "hel'lo" not in json.dumps([words for words, _ in calls])  # no variable stands in a command line
 
 
+@pytest.mark.slow
 def test_a_working_directory_that_the_image_lacks_is_made(cluster: Path, tmp_path: Path) -> None:
     test = "#!/bin/sh\n[ -e /app/deep/out.txt ] && R=1 || R=0\necho $R > /logs/verifier/reward.txt\n"
     task = write_task(tmp_path / "task", more=IMAGE + 'workdir = "/app/deep"\n', test=test)
     assert tried(task) == {"solution": 1.0, "nothing": 0.0}
 
 
+@pytest.mark.slow
 def test_what_an_agent_leaves_in_place_of_files_leads_nowhere(cluster: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("1")

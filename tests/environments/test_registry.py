@@ -327,6 +327,7 @@ def test_several_fetch_the_same_at_once(source: Path) -> None:
     assert not list(cache_folder().rglob(".fetching-*"))
 
 
+@pytest.mark.slow
 def test_a_killed_fetch_leaves_no_half_task(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url, commit = source.as_uri(), committed(source)
     wrapper = tmp_path / "bin" / "git"

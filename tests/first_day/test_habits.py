@@ -384,6 +384,7 @@ def test_a_file_that_hides_what_everything_needs(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["random", "queue", "secrets"])
+@pytest.mark.quick_with("queue")
 def test_a_script_that_has_the_name_of_a_package(tmp_path: Path, name: str) -> None:
     text = f"import {name}\nimport agentlightning as agl\nagl.Trainer\nimport {name}\n{name}.none_has_this\n"
     (tmp_path / f"{name}.py").write_text(text)

@@ -146,6 +146,7 @@ def test_a_runner(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)"])
+@pytest.mark.quick_with("os._exit(0)")
 def test_an_agent_that_ends_the_whole_process(tmp_path: Path, end: str) -> None:
     """The model process, which is left, says it where the run was started."""
     (tmp_path / "train.py").write_text(
@@ -183,6 +184,7 @@ STUBBORN_AGENT = SLOW_AGENT.replace(
 )
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_in_a_script(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         f"{STUBBORN_AGENT}\nagl.Trainer(algorithm=agl.GRPO(model='calc', steps=1), run_dir='run').fit(agent, [1, 2])\n"

@@ -300,6 +300,7 @@ async def test_while_weights_change_requests_wait_and_streams_are_kept_alive(
 # ---- everything at once --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_storm(site: Site, rogue: Rogue) -> None:
     """Hundreds of clients of ten attempts, most of them badly behaved, while weights change: the books balance."""
     dice = random.Random(7)

@@ -258,6 +258,7 @@ def _old_call() -> dict:
 
 
 @pytest.mark.parametrize("words", [4_200, 7_000, 20_000, 100_000])
+@pytest.mark.slow
 async def test_the_tokens_of_a_prompt_that_does_not_fit_are_counted_or_said_to_be_more(
     site: Site, rendering: RenderersRendering, words: int
 ) -> None:

@@ -101,6 +101,7 @@ def test_a_missing_model_is_one_clear_error(tmp_path: Path) -> None:
         load_rendering(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_rendering_needs_no_torch_and_no_client_of_openais() -> None:
     code = (
         "import sys; from agentlightning.gateway import load_rendering; from agentlightning.models import "

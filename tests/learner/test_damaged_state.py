@@ -87,6 +87,7 @@ def test_what_no_learner_wrote_is_refused(
     assert not (run / "ran").exists()
 
 
+@pytest.mark.slow
 def test_what_a_disk_leaves_is_refused_or_loaded(tiny_model_dir: Path, run: Path) -> None:
     file = run / "checkpoints" / "step-000002" / "optimizer" / STATE_FILE
     whole, refused = file.read_bytes(), 0

@@ -167,6 +167,7 @@ def test_saved_and_loaded_goes_on_identically(tiny_model_dir, tmp_path, make_cal
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_gradients_are_added_in_one_order_by_several_threads_too(
     policy: Policy, group_of_conversations: list[CreditedCall]
 ) -> None:

@@ -135,6 +135,7 @@ async def test_a_command_grades(store: InMemoryLightningStore) -> None:
     assert await reward_of(store, rollout) == 5.0
 
 
+@pytest.mark.slow
 async def test_no_program_keeps_its_grader_in_a_container_from_running(store: InMemoryLightningStore) -> None:
     step = "d/" * 50
     deep = f"for n in $(seq 30); do mkdir -p {step} && cd -P {step} || exit; done"

@@ -118,6 +118,7 @@ async def test_the_pages_of_a_dashboard_stay_open_to_be_read(tmp_path: Path) -> 
                 assert answer.status == 401
 
 
+@pytest.mark.slow
 async def test_clients_of_the_same_user_find_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with started("store", tmp_path) as (url, _):
         key = await until_kept(tmp_path, url)

@@ -63,6 +63,7 @@ def test_a_runner_that_is_killed_is_replaced_and_its_work_done_again(tmp_path: P
     assert episodes[3].attempt.sequence_id == 2
 
 
+@pytest.mark.slow
 def test_runners_that_die_again_and_again_end_the_run(tmp_path: Path) -> None:
     class Dies(agl.DummyTracer):
         def init(self) -> None:

@@ -124,6 +124,7 @@ def test_a_server_that_is_told_to_end_does(tmp_path: Path) -> None:
         assert trains.returncode != 0
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_said_at_once(tmp_path: Path) -> None:
     with small_server(tmp_path, 1) as server:
         client = Client(server.url)

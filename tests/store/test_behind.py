@@ -68,6 +68,7 @@ async def unresponsive(store: SqlLightningStore) -> int:
     return (await store.statistics())["attempts"]["unresponsive"]
 
 
+@pytest.mark.quick_with("sqlite")
 async def test_no_attempt_is_given_up_whose_heartbeat_waits_in_the_store(store: SqlLightningStore) -> None:
     claim = await claimed(store, "w", 1.0)
     waiting: list[asyncio.Future[Any]] = [*keep_busy(store, 1.6)]

@@ -202,6 +202,7 @@ async def test_no_body_holds_the_server_up(
     assert longest < 0.15, f"{longest:.3f} s"
 
 
+@pytest.mark.slow
 async def test_who_sends_large_bodies_takes_turns_with_others(
     server: LightningStoreServer, agent: aiohttp.ClientSession
 ) -> None:
@@ -226,6 +227,7 @@ async def test_who_sends_large_bodies_takes_turns_with_others(
     assert answered.index("one") < 11
 
 
+@pytest.mark.slow
 async def test_the_process_for_large_bodies_is_started_again(
     server: LightningStoreServer, agent: aiohttp.ClientSession
 ) -> None:

@@ -39,6 +39,7 @@ def _record(endpoint: str, headers: dict[str, str], rollout_id: str, attempt_id:
 
 
 @pytest.mark.parametrize("compression", [Compression.NoCompression, Compression.Gzip])
+@pytest.mark.quick_with("Gzip")
 async def test_the_sdk_exporter(tmp_path: Path, compression: Compression) -> None:
     store = SqliteLightningStore(tmp_path / "store.db")
     server = LightningStoreServer(store, port=0, admin_key="admin", secret=b"0" * 32)

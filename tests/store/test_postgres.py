@@ -232,6 +232,7 @@ async def test_data_of_before_the_columns_is_found_by_them(postgres_dsn: str) ->
     assert migrated == _describe(postgres_dsn), "a store that was migrated is as a new one"
 
 
+@pytest.mark.slow
 async def test_writers_do_not_lock_each_other_out(pair: list[PostgresLightningStore], postgres_dsn: str) -> None:
     """Both change the same rollouts, each in an order of its own, while their workers say that they are alive."""
     await pair[0].enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in range(60)])

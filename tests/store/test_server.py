@@ -155,6 +155,7 @@ async def test_an_attempts_key_opens_its_attempt_only(
     assert await _status(server, "", "GET", "/v1/agl/health") == 200
 
 
+@pytest.mark.slow
 async def test_an_agent_cannot_fill_the_servers_memory(
     server: LightningStoreServer, embedded: SqliteLightningStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

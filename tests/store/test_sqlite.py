@@ -48,6 +48,7 @@ async def test_opening_is_fast(tmp_path: Path) -> None:
     assert min(seconds) < 0.15
 
 
+@pytest.mark.slow
 async def test_one_process_owns_the_file(tmp_path: Path) -> None:
     store = SqliteLightningStore(tmp_path / "store.db")
     with pytest.raises(StoreError, match=r"already open \(process \d+\).*agl store.*LightningStoreClient"):

@@ -125,10 +125,10 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-@pytest.mark.quick_with("right answers")
 @pytest.mark.parametrize(
     ("algorithm", "answer"), [("apo", None), ("gepa", None), ("apo", "right")], ids=["apo", "gepa", "right answers"]
 )
+@pytest.mark.slow
 async def test_they_are_chosen_from_runs_without_a_critic(tmp_path: Path, algorithm: str, answer: str | None) -> None:
     if algorithm == "gepa":
         pytest.importorskip("gepa")

@@ -68,6 +68,7 @@ def test_a_critic_that_never_answers_ends_the_run_in_words(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("failure", [{"content": None, "refusal": "I would rather not."}, ""])
+@pytest.mark.slow
 def test_a_critic_that_refuses_is_asked_again_and_not_for_ever(failure: Any, tmp_path: Path) -> None:
     calls = iter([failure, failure, *[f"```\n{SEED} alpha\n```"] * 20])
     tuner = gepa(FakeClient(lambda _: next(calls)))
