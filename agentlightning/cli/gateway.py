@@ -21,7 +21,7 @@ from agentlightning.cli.upstream import read_upstreams
 from agentlightning.console import Console
 from agentlightning.errors import ConfigError, GatewayError
 from agentlightning.files import atomic_write, make_folder
-from agentlightning.gateway import Provider
+from agentlightning.gateway import Gateway, Provider
 from agentlightning.gateway.history.answers import RecentAnswers
 from agentlightning.gateway.routing.models import Model
 from agentlightning.gateway.serving.anonymous import AnonymousAccess, Sessions
@@ -82,16 +82,8 @@ async def _serve(
         await store.statistics()  # is it there, and may we?
         if isinstance(store, SqliteLightningStore):
             await readable_by_others(stack, store, options.path)
-        policy, served = None, dict[str, Model](models)
-        if model is not None:
-            served = {**aliases_of(model_names(model, options.name)), **models}
-            policy = PolicySpec(
-                ModelSpec(model=stack.enter_context(served_model(model))), CallSettings(strict_requests=options.strict)
-            )
         with console.status(f"loading {model}") if model else nullcontext():
-            gateway = (
-                await serve_models(stack, store, policy, models=served, any_model_name=True, secret=secret)
-            ).gateway
+            gateway = await _made_gateway(stack, store, models, secret, options)
         ended = None if options.atif is None else partial(_write_trajectory, store, options.atif)
         sessions = Sessions(answers.seconds, ended=ended)
         app = AnonymousAccess(gateway, store, made or options.api_key, answers=answers, sessions=sessions)
@@ -117,6 +109,23 @@ async def _serve(
             console.show_key("Clients send the key", made, stays)
         await interrupted()
         console.print("Stopped.")
+
+
+async def _made_gateway(
+    stack: AsyncExitStack,
+    store: LightningStore,
+    models: dict[str, Provider],
+    secret: bytes | None,
+    options: GatewayOptions,
+) -> Gateway:
+    """The gateway in front of the providers, and of the model of these options, which is loaded."""
+    policy, served = None, dict[str, Model](models)
+    if options.model is not None:
+        served = {**aliases_of(model_names(options.model, options.name)), **models}
+        model = stack.enter_context(served_model(options.model))
+        policy = PolicySpec(ModelSpec(model=model), CallSettings(strict_requests=options.strict))
+    made = await serve_models(stack, store, policy, models=served, any_model_name=True, secret=secret)
+    return made.gateway
 
 
 async def _write_trajectory(store: LightningStore, folder: Path, rollout_id: str) -> None:

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 PREFIX = "/v1"
 _CALLS = frozenset(path for dialect in DIALECTS for path in dialect.paths if "{" not in path)
 """Paths of calls whose body names the model."""
-_UPLOAD_SECONDS = 900.0
+_LIMITS = ConnectionLimits(body_seconds=900.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,20 +107,22 @@ class TrainingServer:
             routes=[StarletteRoute(PREFIX + r.path, self._answer(r.handler), methods=[r.method]) for r in ROUTES],
             exception_handlers={HTTPException: _nowhere},
         )
-        limits = ConnectionLimits(body_seconds=_UPLOAD_SECONDS)
-        self._busy = Busy(limits)
-        self._server = LoopServer(
+        self._busy = Busy(_LIMITS)
+        self._server = self._made_server(settings)
+        self._task: asyncio.Task[None] | None = None
+
+    def _made_server(self, settings: ServerSettings) -> LoopServer:
+        return LoopServer(
             self,
             settings.host,
             settings.port,
             what="training server",
             error=GatewayError,
-            limits=limits,
+            limits=_LIMITS,
             trusted=self._is_trusted,
             allow_hosts=settings.allow_hosts,
             forms=True,
         )
-        self._task: asyncio.Task[None] | None = None
 
     @property
     def endpoint(self) -> str:

@@ -111,26 +111,6 @@ class Span(Record):
         context = src.get_span_context()
         parent = src.parent
 
-        def seconds(nanoseconds: int | None) -> float | None:
-            return None if nanoseconds is None else nanoseconds / 1e9
-
-        def convert(c: Any) -> SpanContext:
-            return SpanContext(
-                trace_id=f"{c.trace_id:032x}",
-                span_id=f"{c.span_id:016x}",
-                is_remote=c.is_remote,
-                trace_state=dict(c.trace_state or {}),
-            )
-
-        def cleaned(value: Any) -> Any:
-            """With attempts' keys shortened: HTTP clients and their instrumentation name the URL."""
-            if isinstance(value, str):
-                return redacted(value)
-            return [cleaned(item) for item in value] if isinstance(value, tuple | list) else value
-
-        def plain(attributes: Any) -> Attributes:
-            return {k: cleaned(v) for k, v in (attributes or {}).items()}
-
         why = src.status.description
         return cls(
             rollout_id=rollout_id,
@@ -141,14 +121,38 @@ class Span(Record):
             parent_id=f"{parent.span_id:016x}" if parent else None,
             name=redacted(src.name),
             status=SpanStatus(status_code=src.status.status_code.name, description=why and redacted(why)),
-            attributes=plain(src.attributes),
+            attributes=_plain(src.attributes),
             events=[
-                Event(name=e.name, attributes=plain(e.attributes), timestamp=seconds(e.timestamp)) for e in src.events
+                Event(name=e.name, attributes=_plain(e.attributes), timestamp=_seconds(e.timestamp)) for e in src.events
             ],
-            links=[Link(context=convert(link.context), attributes=plain(link.attributes)) for link in src.links],
-            start_time=seconds(src.start_time),
-            end_time=seconds(src.end_time),
-            context=convert(context),
-            parent=convert(parent) if parent else None,
-            resource=OtelResource(attributes=plain(src.resource.attributes), schema_url=src.resource.schema_url or ""),
+            links=[Link(context=_context_of(link.context), attributes=_plain(link.attributes)) for link in src.links],
+            start_time=_seconds(src.start_time),
+            end_time=_seconds(src.end_time),
+            context=_context_of(context),
+            parent=_context_of(parent) if parent else None,
+            resource=OtelResource(attributes=_plain(src.resource.attributes), schema_url=src.resource.schema_url or ""),
         )
+
+
+def _seconds(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1e9
+
+
+def _context_of(given: Any) -> SpanContext:
+    return SpanContext(
+        trace_id=f"{given.trace_id:032x}",
+        span_id=f"{given.span_id:016x}",
+        is_remote=given.is_remote,
+        trace_state=dict(given.trace_state or {}),
+    )
+
+
+def _plain(attributes: Any) -> Attributes:
+    """With attempts' keys shortened: HTTP clients and their instrumentation name the URL."""
+    return {key: _redacted(value) for key, value in (attributes or {}).items()}
+
+
+def _redacted(value: Any) -> Any:
+    if isinstance(value, str):
+        return redacted(value)
+    return [_redacted(item) for item in value] if isinstance(value, tuple | list) else value

@@ -11,11 +11,6 @@ LINES_OF_A_FUNCTION, LINES_OF_A_FILE = 40, 500
 """At most. Of a function its signature and docstring do not count."""
 LONGER = {
     "gateway/gateway.py: __init__",  # wire what was given
-    "finetuning/app.py: __init__",
-    "cli/gateway.py: _serve",
-    "finetuning/tinker/sampled.py: sampling_params",  # a check after the other
-    "gateway/sampling/planner.py: _planned",
-    "types/span.py: from_opentelemetry",
     "store/database/migrations/versions/0001_the_first_schema.py: upgrade",
     "engine/torch_engine.py",
 }

@@ -27,15 +27,7 @@ _EMPTY = -99999.0
 
 def sampling_params(body: bodies.SamplesRequest, *, owner: str) -> tuple[Int32Array, list[SamplingParams]]:
     """The prompt, and the settings of each sample. Raises `Refusal`."""
-    tokens: list[int] = []
-    for chunk in body.prompt.chunks:
-        if chunk.type != "encoded_text" or chunk.tokens is None:
-            raise Refusal(
-                f"prompt has a chunk of the type {chunk.type[:50]!r}; this server has text models.", param="prompt"
-            )
-        tokens += chunk.tokens
-    if not tokens or not all(0 <= token < 2**31 for token in tokens):
-        raise Refusal("prompt has no token, or one that is no token id.", param="prompt")
+    tokens = _prompt_tokens(body)
     for name in ("topk_prompt_logprobs", "topk_sample_logprobs"):
         if not 0 <= getattr(body, name) <= MOST_ALTERNATIVES:
             raise Refusal(f"{name} is {getattr(body, name)}; it is from 0 to {MOST_ALTERNATIVES}.", param=name)
@@ -69,6 +61,19 @@ def sampling_params(body: bodies.SamplesRequest, *, owner: str) -> tuple[Int32Ar
         prompt_logprobs = body.topk_prompt_logprobs if scores and i == 0 else None
         params.append(msgspec.structs.replace(common, seed=seed, prompt_logprobs=prompt_logprobs))
     return np.array(tokens, dtype=np.int32), params
+
+
+def _prompt_tokens(body: bodies.SamplesRequest) -> list[int]:
+    tokens: list[int] = []
+    for chunk in body.prompt.chunks:
+        if chunk.type != "encoded_text" or chunk.tokens is None:
+            raise Refusal(
+                f"prompt has a chunk of the type {chunk.type[:50]!r}; this server has text models.", param="prompt"
+            )
+        tokens += chunk.tokens
+    if not tokens or not all(0 <= token < 2**31 for token in tokens):
+        raise Refusal("prompt has no token, or one that is no token id.", param="prompt")
+    return tokens
 
 
 def _stops(stop: str | Sequence[str | int] | None) -> tuple[tuple[str, ...], tuple[int, ...], bool]:

@@ -154,12 +154,7 @@ class Planner:
             prompt = await self._prompt(arrival)
         except ModelError as error:
             raise Refusal(str(error), code="invalid_messages", param="messages") from error
-        if cut and prompt.divergence is not None:
-            prompt = replace(prompt, divergence=replace(prompt.divergence, cause="cut_to_fit"))
-        elif request.cleared and prompt.divergence is not None and prompt.divergence.cause != "new_conversation":
-            prompt = replace(prompt, divergence=replace(prompt.divergence, cause="context_cleared"))
-        elif _is_first_of_an_agent(arrival) and prompt.divergence is not None:
-            prompt = replace(prompt, divergence=replace(prompt.divergence, tokens_lost=0, cause="new_conversation"))
+        prompt = _with_cause(prompt, arrival, cut=cut is not None)
         rendered = prompt.piece.end
         if request.begun:
             prompt = self._begun(arrival, prompt)
@@ -393,6 +388,20 @@ def _written_by_others(arrival: Arrival) -> Sequence[Message]:
     """The request's messages but for those that have the text of a fork's edit."""
     replay, messages = arrival.live.replay, arrival.request.messages
     return messages if replay is None else [message for message in messages if not replay.edits.wrote(message)]
+
+
+def _with_cause(prompt: Prompt, arrival: Arrival, *, cut: bool) -> Prompt:
+    """The prompt with the known reason why it does not continue what was sampled before."""
+    divergence = prompt.divergence
+    if divergence is None:
+        return prompt
+    if cut:
+        divergence = replace(divergence, cause="cut_to_fit")
+    elif arrival.request.cleared and divergence.cause != "new_conversation":
+        divergence = replace(divergence, cause="context_cleared")
+    elif _is_first_of_an_agent(arrival):
+        divergence = replace(divergence, tokens_lost=0, cause="new_conversation")
+    return replace(prompt, divergence=divergence)
 
 
 def _is_first_of_an_agent(arrival: Arrival) -> bool:
