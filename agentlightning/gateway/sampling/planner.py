@@ -154,7 +154,8 @@ class Planner:
             prompt = await self._prompt(arrival)
         except ModelError as error:
             raise Refusal(str(error), code="invalid_messages", param="messages") from error
-        prompt = _with_cause(prompt, arrival, cut=cut is not None)
+        is_first = _note_agent(arrival)
+        prompt = _with_cause(prompt, cut=cut is not None, cleared=request.cleared, is_first=is_first)
         rendered = prompt.piece.end
         if request.begun:
             prompt = self._begun(arrival, prompt)
@@ -390,23 +391,26 @@ def _written_by_others(arrival: Arrival) -> Sequence[Message]:
     return messages if replay is None else [message for message in messages if not replay.edits.wrote(message)]
 
 
-def _with_cause(prompt: Prompt, arrival: Arrival, *, cut: bool) -> Prompt:
+def _with_cause(prompt: Prompt, *, cut: bool, cleared: bool, is_first: bool) -> Prompt:
     """The prompt with the known reason why it does not continue what was sampled before."""
     divergence = prompt.divergence
     if divergence is None:
         return prompt
     if cut:
         divergence = replace(divergence, cause="cut_to_fit")
-    elif arrival.request.cleared and divergence.cause != "new_conversation":
+    elif cleared and divergence.cause != "new_conversation":
         divergence = replace(divergence, cause="context_cleared")
-    elif _is_first_of_an_agent(arrival):
+    elif is_first:
         divergence = replace(divergence, tokens_lost=0, cause="new_conversation")
     return replace(prompt, divergence=divergence)
 
 
-def _is_first_of_an_agent(arrival: Arrival) -> bool:
-    """Whether an agent with a name calls for the first time, after others: what it says is a conversation of its own,
-    however alike the agents' prompts are.
+def _note_agent(arrival: Arrival) -> bool:
+    """Note who calls.
+
+    Returns:
+        Whether an agent with a name calls for the first time, after others: what it says is a conversation of its own,
+        however alike the agents' prompts are.
     """
     agent, known = arrival.place.agent, arrival.live.agents
     if agent is None or agent in known:
