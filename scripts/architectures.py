@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, cast
 
 import numpy as np
@@ -285,7 +286,7 @@ def sample(engine: TorchEngine, prompts: list[np.ndarray]) -> list[Chunk]:
 
 
 def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return shorten((str(error).strip().splitlines() or [type(error).__name__])[0], 160, placeholder=" …")
 
 
 def verdicts(wanted: list[str]) -> Iterator[Verdict]:
@@ -299,7 +300,7 @@ def verdicts(wanted: list[str]) -> Iterator[Verdict]:
 
 
 def table(found: list[Verdict]) -> str:
-    lines = ["| architecture | learner | engine | why not more |", "|---|---|---|---|"]
+    lines = ["| architecture | learner | engine | reason |", "|---|---|---|---|"]
     lines += [f"| `{v.name}` | {v.learner} | {v.engine} | {v.why.replace('|', '/')} |" for v in found]
     return "\n".join(lines) + "\n"
 
