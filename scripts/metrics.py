@@ -22,7 +22,7 @@ def listed() -> str:
     parts: list[str] = []
     for group in GROUPS:
         rows = [m for m in CATALOGUE.metrics if m.group == group]
-        parts.append(f"#### {group}\n\n| metric | called | unit | is |\n|---|---|---|---|\n")
+        parts.append(f"#### {group}\n\n| metric | title | unit | meaning |\n|---|---|---|---|\n")
         parts += [f"| `{m.name}` | {m.title} | {m.unit} | {_escaped(m.sentence)} |\n" for m in rows]
         parts.append("\n")
     return "".join(parts)

@@ -35,7 +35,7 @@ class Correction(SettingsGroup, Part):
             "Mean importance weight",
             STABLE,
             "",
-            "The mean importance weight of tokens that older weights sampled.",
+            "The mean importance weight of tokens sampled by older weights.",
         ),
         Metric(
             "corrected_to_zero",
