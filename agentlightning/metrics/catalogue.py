@@ -101,7 +101,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("rejected_edits", "Rejected edits", INTERNALS, "edits", "How many edits of prompts were rejected so far.", "figure"),
     Metric("val_tasks", "Validated tasks", INTERNALS, "tasks", "On how many validation tasks the best prompt was tried so far.", "figure"),
     Metric("step", "Step", INTERNALS, "", "The step's number.", "hidden"),
-    Metric("steps", "Steps in all", INTERNALS, "", "How many steps there will be.", "hidden"),
+    Metric("steps", "Total steps", INTERNALS, "", "How many steps there will be.", "hidden"),
     Metric("note", "Note", INTERNALS, "", "Remarks on this step.", "hidden"),
     Metric("tasks", "Tasks", INTERNALS, "", "Which tasks the step took, as indices into the data set.", "hidden"),
     Metric("groups", "Groups", INTERNALS, "", "The names of the groups that were learned, as `agl show --group` takes them.", "hidden"),

@@ -39,7 +39,7 @@ class Correction(SettingsGroup, Part):
         ),
         Metric(
             "corrected_to_zero",
-            "Tokens weighed with 0",
+            "Tokens with weight 0",
             STABLE,
             "share",
             "The share of tokens whose importance weight is 0.",

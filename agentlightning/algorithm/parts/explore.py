@@ -56,7 +56,7 @@ class Explore(SettingsGroup, Part):
     metrics = (
         Metric(
             "explore/states",
-            "Successes gone on from",
+            "Successes continued",
             REWARD,
             "states",
             "With `explore`: states near the end of rare successes from which other rollouts continued.",
