@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -38,6 +39,13 @@ from agentlightning.types.call import Call, CallInfo
 
 PAGE = Path(__file__).parents[1] / "docs" / "architectures.md"
 BEGIN, END = "<!-- architectures: python scripts/architectures.py -->\n", "<!-- /architectures -->"
+BRIEF = (
+    (r"its sliding window is \d+ tokens, and a path has \d+", "sliding window"),
+    (r"\w+ does not accept another attention function", "fixed attention"),
+    (r"its layers of type (\w+) read tokens one after the other", r"`\1`"),
+    (r"some layers cache something other than keys and values \((.*?)\)", r"`\1`"),
+)
+"""Reasons of many rows, and what the page calls them."""
 EXACT, EXACT_GRADIENTS = 2e-5, 1e-4
 WINDOW = 16
 
@@ -299,9 +307,15 @@ def verdicts(wanted: list[str]) -> Iterator[Verdict]:
         gc.collect()
 
 
+def brief(why: str) -> str:
+    for reason, name in BRIEF:
+        why = re.sub(reason, name, why)
+    return why
+
+
 def table(found: list[Verdict]) -> str:
     lines = ["| architecture | learner | engine | reason |", "|---|---|---|---|"]
-    lines += [f"| `{v.name}` | {v.learner} | {v.engine} | {v.why.replace('|', '/')} |" for v in found]
+    lines += [f"| `{v.name}` | {v.learner} | {v.engine} | {brief(v.why.replace('|', '/'))} |" for v in found]
     return "\n".join(lines) + "\n"
 
 
