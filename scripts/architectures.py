@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, cast
 
 import numpy as np
@@ -37,6 +39,13 @@ from agentlightning.types.call import Call, CallInfo
 
 PAGE = Path(__file__).parents[1] / "docs" / "architectures.md"
 BEGIN, END = "<!-- architectures: python scripts/architectures.py -->\n", "<!-- /architectures -->"
+BRIEF = (
+    (r"its sliding window is \d+ tokens, and a path has \d+", "sliding window"),
+    (r"\w+ does not accept another attention function", "fixed attention"),
+    (r"its layers of type (\w+) read tokens one after the other", r"`\1`"),
+    (r"some layers cache something other than keys and values \((.*?)\)", r"`\1`"),
+)
+"""Reasons of many rows, and what the page calls them."""
 EXACT, EXACT_GRADIENTS = 2e-5, 1e-4
 WINDOW = 16
 
@@ -285,7 +294,7 @@ def sample(engine: TorchEngine, prompts: list[np.ndarray]) -> list[Chunk]:
 
 
 def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return shorten((str(error).strip().splitlines() or [type(error).__name__])[0], 160, placeholder=" …")
 
 
 def verdicts(wanted: list[str]) -> Iterator[Verdict]:
@@ -298,9 +307,15 @@ def verdicts(wanted: list[str]) -> Iterator[Verdict]:
         gc.collect()
 
 
+def brief(why: str) -> str:
+    for reason, name in BRIEF:
+        why = re.sub(reason, name, why)
+    return why
+
+
 def table(found: list[Verdict]) -> str:
-    lines = ["| architecture | learner | engine | why not more |", "|---|---|---|---|"]
-    lines += [f"| `{v.name}` | {v.learner} | {v.engine} | {v.why.replace('|', '/')} |" for v in found]
+    lines = ["| architecture | learner | engine | reason |", "|---|---|---|---|"]
+    lines += [f"| `{v.name}` | {v.learner} | {v.engine} | {brief(v.why.replace('|', '/'))} |" for v in found]
     return "\n".join(lines) + "\n"
 
 

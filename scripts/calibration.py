@@ -87,7 +87,7 @@ def measured(runs: int, seed: int = 0) -> list[Row]:
 
 def as_table(rows: Sequence[Row]) -> str:
     lines = [f"| {r.said} | {r.where} | {r.promised} | {r.measured} |" for r in rows]
-    return "\n".join(["| said | of | promised | measured |", "|---|---|---|---|", *lines, ""])
+    return "\n".join(["| statement | case | promised | measured |", "|---|---|---|---|", *lines, ""])
 
 
 def slack(rate: float, runs: int) -> float:

@@ -1,4 +1,4 @@
-"""The list of metrics in docs/algorithms.md, from the tables of `agentlightning.algorithm.catalogue`.
+"""The list of metrics in docs/metrics.md, from the tables of `agentlightning.algorithm.catalogue`.
 
 python scripts/metrics.py            prints it
 python scripts/metrics.py --write    puts it into the page
@@ -13,8 +13,8 @@ from pathlib import Path
 from agentlightning.algorithm.catalogue import CATALOGUE
 from agentlightning.metrics.catalogue import GROUPS
 
-PAGE = Path(__file__).parent.parent / "docs" / "algorithms.md"
-LIST = re.compile(r"^#### Reward and validation\n.*?(?=^#### Notes$)", re.MULTILINE | re.DOTALL)
+PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
+LIST = re.compile(r"^## Reward and validation\n.*?(?=^## Notes$)", re.MULTILINE | re.DOTALL)
 
 
 def listed() -> str:
@@ -22,7 +22,7 @@ def listed() -> str:
     parts: list[str] = []
     for group in GROUPS:
         rows = [m for m in CATALOGUE.metrics if m.group == group]
-        parts.append(f"#### {group}\n\n| metric | called | unit | is |\n|---|---|---|---|\n")
+        parts.append(f"## {group}\n\n| metric | title | unit | meaning |\n|---|---|---|---|\n")
         parts += [f"| `{m.name}` | {m.title} | {m.unit} | {_escaped(m.sentence)} |\n" for m in rows]
         parts.append("\n")
     return "".join(parts)

@@ -69,12 +69,12 @@ def probe(model: PreTrainedModel) -> KVShape:
     cache = DynamicCache(config=model.config)
     others = sorted({type(layer).__name__ for layer in cache.layers} - _KEYS_AND_VALUES)
     if others:
-        raise DoesNotFit(f"some of its layers keep something else than keys and values ({', '.join(others)})")
+        raise DoesNotFit(f"some layers cache something other than keys and values ({', '.join(others)})")
     device = next(model.parameters()).device
     model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device), past_key_values=cache, use_cache=True)
     layers: list[Any] = cache.layers
     if not layers or any(not layer.is_initialized for layer in layers):
-        raise DoesNotFit("some of its layers keep no keys and values of their own")
+        raise DoesNotFit("some layers have no cache of their own")
     shapes = tuple((layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in layers)
     return KVShape(shapes, layers[0].keys.dtype, device)
 

@@ -56,12 +56,12 @@ def why_no_tree(model: PreTrainedModel, longest: int) -> str | None:
     if other:
         return f"its layers of type {', '.join(sorted(other))} read tokens one after the other"
     if not (model._supports_attention_backend or hybrid):  # the hybrids that are known do, and do not say so
-        return f"{type(model).__name__} does not take attention functions from outside"
+        return f"{type(model).__name__} does not accept another attention function"
     if "chunked_attention" in kinds:
         return "its attention is cut into chunks"
     windowed = "sliding_attention" in kinds or ("layer_types" not in config.to_dict() and window is not None)
     if windowed and window is not None and longest > window:
-        return f"its attention reaches back {window} tokens only, and a path has {longest}"
+        return f"its sliding window is {window} tokens, and a path has {longest}"
     return None
 
 

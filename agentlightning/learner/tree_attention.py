@@ -149,7 +149,7 @@ def _tree_attention(
     if tree is None:
         raise ModelError(f"{type(module).__name__} does not pass the tree on to its attention function")
     if attention_mask is not None:
-        raise ModelError(f"{type(module).__name__} makes an attention mask of its own")
+        raise ModelError(f"{type(module).__name__} makes its own attention mask")
     if more := [name for name in _MORE_THAN_SOFTMAX if given.get(name) is not None]:
         raise ModelError(f"its attention does more to scores than a softmax ({', '.join(more)})")
     return tree.attend(query, key, value, scaling).transpose(1, 2).contiguous(), None

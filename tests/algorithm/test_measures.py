@@ -160,7 +160,7 @@ async def test_every_metric_that_is_reported_is_in_the_table(tmp_path: Path) -> 
 
 
 def test_the_documentation_lists_the_table() -> None:
-    assert listed() in (ROOT / "docs" / "algorithms.md").read_text(), "run `python scripts/metrics.py --write`"
+    assert listed() in (ROOT / "docs" / "metrics.md").read_text(), "run `python scripts/metrics.py --write`"
 
 
 def test_no_title_occurs_twice_and_each_metric_has_its_sentence() -> None:

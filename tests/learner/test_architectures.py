@@ -30,9 +30,9 @@ def quiet() -> None:
         ("falcon_h1", "rows", ""),  # multiplies logits
         ("nemotron", "rows", "does not pass the tree on"),
         ("llama4_text", "rows", "chunks"),  # its get_decoder is the model itself
-        ("modernbert-decoder", "rows", "reaches back"),  # its get_decoder is its head
-        ("doge", "rows", "attention mask of its own"),
-        ("gpt_oss", "rows", "reaches back"),
+        ("modernbert-decoder", "rows", "sliding window is 16"),  # its get_decoder is its head
+        ("doge", "rows", "makes its own attention mask"),
+        ("gpt_oss", "rows", "sliding window is 16"),
     ],
 )
 def test_what_is_learned_from_is_the_models_own_forward(name: str, learner: str, why: str) -> None:

@@ -301,6 +301,6 @@ def test_models_that_cannot_do_trees_are_told_apart(policy: Policy) -> None:
     config.layer_types = ["full_attention", "sliding_attention"]
     config.sliding_window = 64
     assert why_no_tree(policy.model, 64) is None
-    assert "reaches back 64" in (why_no_tree(policy.model, 65) or "")
+    assert "sliding window is 64" in (why_no_tree(policy.model, 65) or "")
     config.layer_types = ["full_attention", "linear_attention"]
     assert "linear_attention" in (why_no_tree(policy.model, 10) or "")

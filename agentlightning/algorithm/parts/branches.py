@@ -69,19 +69,17 @@ class Branches(SettingsGroup, Part):
             "States valued",
             REWARD,
             "states",
-            "States in the middle of the step's rollouts of which continuations say what they are worth.",
+            "Intermediate states of the step's rollouts whose value was measured by continuations.",
         ),
-        Metric("branches/forks", "Continuations", REWARD, "rollouts", "Rollouts that went on from such states."),
+        Metric("branches/forks", "Continuations", REWARD, "rollouts", "Rollouts that continued from such states."),
         Metric(
             "branches/lost",
             "Continuations lost",
             REWARD,
             "rollouts",
-            "Those that failed, or asked something else than the rollout that they went on from.",
+            "Continuations that failed, or whose requests differed from the original rollout's.",
         ),
-        Metric(
-            "branches/tokens", "Tokens of continuations", TOKENS, "tokens", "The tokens that continuations sampled."
-        ),
+        Metric("branches/tokens", "Tokens of continuations", TOKENS, "tokens", "The tokens sampled by continuations."),
     )
 
     continuations: Annotated[PositiveInt, _BRANCHES] = 4

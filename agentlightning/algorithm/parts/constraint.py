@@ -130,7 +130,7 @@ class Constraints(Part):
             "Multiplier of …",
             STABLE,
             "",
-            "The Lagrange multiplier of the constraint on this part of the reward, by which the step was learned;"
+            "The Lagrange multiplier of the constraint on this part of the reward, as used in the step;"
             " 0: the bound is kept.",
         ),
     )

@@ -35,11 +35,11 @@ class Correction(SettingsGroup, Part):
             "Mean importance weight",
             STABLE,
             "",
-            "The mean importance weight of tokens that older weights sampled.",
+            "The mean importance weight of tokens sampled by older weights.",
         ),
         Metric(
             "corrected_to_zero",
-            "Tokens weighed with 0",
+            "Tokens with weight 0",
             STABLE,
             "share",
             "The share of tokens whose importance weight is 0.",

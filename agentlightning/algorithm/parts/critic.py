@@ -40,7 +40,7 @@ class Critic(SettingsGroup, Part):
             "Variance explained by the critic",
             STABLE,
             "share",
-            "The share of the returns' variance that the critic foresaw.",
+            "The share of the returns' variance that the critic predicted.",
         ),
     )
 

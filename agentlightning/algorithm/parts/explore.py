@@ -56,28 +56,28 @@ class Explore(SettingsGroup, Part):
     metrics = (
         Metric(
             "explore/states",
-            "Successes gone on from",
+            "Successes continued",
             REWARD,
             "states",
-            "With `explore`: states before the end of rare good rollouts that others went on from.",
+            "With `explore`: states near the end of rare successes from which other rollouts continued.",
         ),
         Metric(
-            "explore/forks", "Rollouts from successes", REWARD, "rollouts", "Rollouts that went on from such states."
+            "explore/forks", "Rollouts from successes", REWARD, "rollouts", "Rollouts that continued from such states."
         ),
         Metric(
             "explore/lost",
             "Rollouts from successes lost",
             REWARD,
             "rollouts",
-            "Those that failed, or asked something else than the rollout that they went on from.",
+            "Continuations that failed, or whose requests differed from the original rollout's.",
         ),
-        Metric("explore/tokens", "Tokens from successes", TOKENS, "tokens", "The tokens that they sampled."),
+        Metric("explore/tokens", "Tokens from successes", TOKENS, "tokens", "The tokens sampled by such rollouts."),
         Metric(
             "explore/reward",
             "Reward from successes",
             REWARD,
             "reward",
-            "What rollouts that went on from such states earned on average.",
+            "The mean reward of rollouts that continued from such states.",
         ),
     )
 

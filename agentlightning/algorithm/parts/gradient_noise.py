@@ -49,10 +49,11 @@ class GradientNoise(Part):
         ),
         Metric(
             "gradient_noise_scale",
-            "Groups from which on more teach little",
+            "Gradient noise scale",
             INTERNALS,
             "groups",
-            "tr Σ / |G|² in groups (arXiv 1812.06162, appendix A.1); left out where no signal was seen.",
+            "tr Σ / |G|² in groups (arXiv 1812.06162, appendix A.1): a step with more groups gains little. Left out "
+            "if no signal was seen.",
         ),
     )
 

@@ -90,7 +90,7 @@ class GroupJudge(ByName, Part):
             "Agreement of the judge with itself",
             REWARD,
             "",
-            "How far a judge's two answers agree, from -1 to 1: the mean rank correlation over the step's groups.",
+            "The agreement of a judge's two answers, from -1 to 1: the mean rank correlation over the step's groups.",
         ),
         Metric(
             "judge/masked",
@@ -104,7 +104,7 @@ class GroupJudge(ByName, Part):
             "Groups without an answer of the judge",
             REWARD,
             "groups",
-            "Groups of which the judge gave no answer that can be read.",
+            "Groups for which the judge gave no readable answer.",
         ),
         Metric(
             "judge/tokens",

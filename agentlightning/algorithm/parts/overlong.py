@@ -28,7 +28,7 @@ class Overlong(SettingsGroup, Part):
             "Rollouts punished for length",
             TOKENS,
             "rollouts",
-            "With `overlong_tokens`: how many rollouts earn less for their length.",
+            "With `overlong_tokens`: the rollouts whose reward was reduced for length.",
         ),
     )
 

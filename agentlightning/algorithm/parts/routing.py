@@ -24,8 +24,8 @@ class ReplayedRouting(Part):
             "Experts that would differ",
             ENGINE,
             "share",
-            "With `routing_replay`: the share of replayed choices for which the weights would choose other "
-            "experts by now.",
+            "With `routing_replay`: the share of replayed choices for which the current weights would choose other "
+            "experts.",
         ),
     )
 
