@@ -82,7 +82,7 @@ def names(fields: Fields) -> set[str]:
 
 
 def table() -> str:
-    lines = ["| format | in | honoured | accepted, no effect | not to be had |", "|---|---|---|---|---|"]
+    lines = ["| format | in | honoured | accepted, no effect | not available |", "|---|---|---|---|---|"]
     for dialect in DIALECTS:
         lines += _rows(dialect.title, "the request", dialect.fields)
         for place, fields in dialect.nested.items():

@@ -1,4 +1,4 @@
-"""What several wire formats have in common: why something of a provider's is not to be had."""
+"""What several wire formats have in common: why something of a provider's is not available."""
 
 from __future__ import annotations
 

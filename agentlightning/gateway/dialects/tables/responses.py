@@ -96,7 +96,7 @@ ITEMS = Kinds(
         ),
     },
     unavailable={
-        **dict.fromkeys(_RUN, "it was made by a tool that is not to be had here"),
+        **dict.fromkeys(_RUN, "it was made by a tool that is not available here"),
         "additional_tools": TOOLS_LATER,
         "compaction": "only its provider can read it; send the conversation itself",
         "compaction_trigger": COMPACTS,
