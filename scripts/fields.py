@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import UnionType
@@ -82,42 +82,47 @@ def names(fields: Fields) -> set[str]:
 
 
 def table() -> str:
-    lines = ["| format | in | honoured | accepted, no effect | not to be had |", "|---|---|---|---|---|"]
+    lines: list[str] = []
     for dialect in DIALECTS:
-        lines += _rows(dialect.title, "the request", dialect.fields)
+        head = "| in | honoured | accepted, no effect | not available |"
+        lines += [f"\n### {dialect.title}\n", head, "|---|---|---|---|", *_rows("the request", dialect.fields)]
         for place, fields in dialect.nested.items():
-            lines += _rows("", f"`{place}`", fields)
-    return "\n".join(lines) + "\n"
+            lines += _rows(f"`{place}`", fields)
+    return "\n".join(lines) + "\n\n"
 
 
-def _rows(title: str, place: str, fields: Fields | Kinds) -> list[str]:
+def _rows(place: str, fields: Fields | Kinds) -> list[str]:
     if isinstance(fields, Fields):
         cells = [_listed(fields.honoured), _listed(fields.harmless), _unavailable(fields)]
-        return [f"| {title} | {place} | {' | '.join(cells)} |"]
-    reasons: dict[str, list[str]] = {}
-    for name, why in fields.unavailable.items():
-        reasons.setdefault(why, []).append(name)
-    left_out = "; ".join(f"{_listed(kinds)}: {why}" for why, kinds in reasons.items()) or "none"
-    rows = [f"| {title} | kinds of {place} | {_listed(fields.known)} | {_listed(fields.harmless)} | {left_out} |"]
+        return [f"| {place} | {' | '.join(cells)} |"]
+    left_out = _by_reason((f"`{name}`", why) for name, why in fields.unavailable.items())
+    rows = [f"| kinds of {place} | {_listed(fields.known)} | {_listed(fields.harmless)} | {left_out} |"]
     alike: dict[int, list[str]] = {}
     for kind, known in fields.known.items():
         alike.setdefault(id(known), []).append(kind)
     for kinds in alike.values():
-        rows += _rows("", f"{place}, {_listed(kinds)}", fields.known[kinds[0]])
+        rows += _rows(f"{place}, {_listed(kinds)}", fields.known[kinds[0]])
     return rows
 
 
 def _unavailable(fields: Fields) -> str:
-    return "; ".join(_reason(name, cannot) for name, cannot in fields.unavailable.items()) or "none"
+    return _by_reason((_named(name, cannot), cannot.why) for name, cannot in fields.unavailable.items())
 
 
-def _reason(name: str, cannot: Unavailable) -> str:
-    but = f" (but {' or '.join(f'`{json.dumps(value)}`' for value in cannot.neutral)})" if cannot.neutral else ""
-    return f"`{name}`{but}{', refused' if cannot.needed else ''}: {cannot.why}"
+def _by_reason(found: Iterable[tuple[str, str]]) -> str:
+    reasons: dict[str, list[str]] = {}
+    for name, why in found:
+        reasons.setdefault(why, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
+
+
+def _named(name: str, cannot: Unavailable) -> str:
+    but = f" (except {' or '.join(f'`{json.dumps(value)}`' for value in cannot.neutral)})" if cannot.neutral else ""
+    return f"`{name}`{but}{' (refused)' if cannot.needed else ''}"
 
 
 def _listed(names: Any) -> str:
-    return ", ".join(f"`{name}`" for name in names) or "none"
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def main() -> None:

@@ -41,7 +41,11 @@ def _row(old: Old) -> Sequence[str]:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+    """Rows that differ in their first cell alone are one row."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for first, *rest in rows:
+        alike.setdefault(tuple(rest), []).append(first)
+    lines = [head, ["---"] * len(head), *((", ".join(firsts), *rest) for rest, firsts in alike.items())]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 

@@ -385,6 +385,10 @@ ELSEWHERE = {
         'agl train --agent "node agent.js" --tasks tasks.jsonl --model Qwen/Qwen3-0.6B --backend vllm '
         "--backend-option replicas=2": "needs vLLM; make test-vllm has a small model",
         "agl serve runs/my-run --backend vllm": "needs vLLM; make test-vllm has a small model",
+        "PYTHONPATH=WORKER VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve MODEL "
+        "--enable-scale-out --logprobs-mode processed_logprobs --max-logprobs 101 --generation-config vllm "
+        """--structured-outputs-config '{"backend": "guidance"}' """
+        "--worker-extension-cls agl_vllm_worker.Publication": "needs vLLM; make test-vllm starts it with these options",
     },
 }
 """The others by page, likewise: the test that types or does the same, or why they are not typed."""

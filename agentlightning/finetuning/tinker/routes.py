@@ -397,12 +397,12 @@ class TinkerRoute:
 
 _NO_PROJECTS = refused("There are no projects here: a key sees its own sessions, runs and checkpoints.")
 ROUTES = (
-    TinkerRoute("GET", "/healthz", "tell that the server is there, without a key", healthz, open=True),
-    TinkerRoute("POST", "/client/config", "say how the client is to behave", client_config),
-    TinkerRoute("POST", "/client/dynamic_config", "the same, while it runs", client_config),
+    TinkerRoute("GET", "/healthz", "check that the server is up, without a key", healthz, open=True),
+    TinkerRoute("POST", "/client/config", "get the client's settings", client_config),
+    TinkerRoute("POST", "/client/dynamic_config", "the same, during a session", client_config),
     TinkerRoute("GET", "/get_server_capabilities", "list the base models", capabilities),
     TinkerRoute("POST", "/create_session", "open a session", create_session),
-    TinkerRoute("POST", "/session_heartbeat", "keep a session; without one for 30 minutes it ends", heartbeat),
+    TinkerRoute("POST", "/session_heartbeat", "keep a session open; it ends after 30 minutes without one", heartbeat),
     TinkerRoute("POST", "/sessions/{session}/finish", "end a session and free its adapters", finish_session),
     TinkerRoute("POST", "/telemetry", "accepted, and not kept", telemetry),
     TinkerRoute("GET", "/sessions", "list the key's open sessions, newest first", list_sessions),
@@ -422,12 +422,12 @@ ROUTES = (
     TinkerRoute(
         "POST",
         "/create_custom_loss",
-        "refused: the client computes a loss of its own itself",
+        "refused: the client computes custom losses itself",
         refused("A loss of one's own is computed by the client here."),
     ),
     TinkerRoute("POST", "/save_weights", "save weights and the optimiser's state", save_weights),
     TinkerRoute("POST", "/save_weights_for_sampler", "save weights to sample from", save_weights_for_sampler),
-    TinkerRoute("POST", "/save_weights_external", "save a PEFT adapter to fetch", save_weights_external),
+    TinkerRoute("POST", "/save_weights_external", "save a PEFT adapter for download", save_weights_external),
     TinkerRoute("POST", "/load_weights", "continue from a checkpoint", load_weights),
     TinkerRoute("POST", "/copy_weights", "copy a checkpoint, also one that another key published", copy_weights),
     TinkerRoute("POST", "/weights_info", "get a checkpoint's base model and adapter", weights_info),
@@ -443,7 +443,7 @@ ROUTES = (
     TinkerRoute(
         "GET",
         "/training_runs/{run}/checkpoints/{checkpoint:path}/external_weights_urls",
-        "get a URL for each file, which works for an hour without a key",
+        "get a URL for each file, valid for an hour without a key",
         external_weights_urls,
     ),
     TinkerRoute(
@@ -461,5 +461,5 @@ ROUTES = (
     TinkerRoute(
         "DELETE", "/training_runs/{run}/checkpoints/{checkpoint:path}", "delete a checkpoint", delete_checkpoint
     ),
-    TinkerRoute("GET", "/files/{token}/{file:path}", "fetch a file by such a URL", fetch_file, open=True),
+    TinkerRoute("GET", "/files/{token}/{file:path}", "download a file by such a URL", fetch_file, open=True),
 )

@@ -68,9 +68,7 @@ FIELDS = Fields(
         "web_search_options": Unavailable(HOSTED),
         "functions": Unavailable("it is the old name of 'tools'; use that", neutral=([],), needed=True),
         "function_call": Unavailable("it is the old name of 'tool_choice'; use that", neutral=("none", "auto")),
-        "skip_special_tokens": Unavailable(
-            "the marks of the chat format are in no answer's text", neutral=(True, False)
-        ),
+        "skip_special_tokens": Unavailable("answers never contain the chat format's marks", neutral=(True, False)),
     },
 )
 

@@ -1,10 +1,10 @@
-"""What several wire formats have in common: why something of a provider's is not to be had."""
+"""What several wire formats have in common: why something of a provider's is not available."""
 
 from __future__ import annotations
 
 from agentlightning.gateway.dialects.base import Fields, Kinds, Unavailable
 
-HOSTED = "the provider runs this tool itself, and here nobody does; give the agent a function of its own"
+HOSTED = "only the provider can run this tool; give the agent a function of its own"
 COMPACTS = "the agent has to summarise its conversation itself"
 TOOLS_LATER = "the tools of a request hold for its whole conversation; declare them all in 'tools'"
 STATE = "nothing is stored under this id here; send the conversation with the request"
@@ -23,10 +23,10 @@ CHOICE = Fields(
 )
 ALLOWED = Fields(honoured=("mode", "tools"))
 
-_TEMPLATE = "the model's chat template is used as it is"
-_ENGINE = "the engines here have no such setting"
-_SPACE = "white space between the values of a JSON answer is free"
-_THOUGHTS = "thoughts always come as the answer's reasoning_content"
+_TEMPLATE = "the model's own chat template is used"
+_ENGINE = "the engines have no such setting"
+_SPACE = "white space in JSON answers is not constrained"
+_THOUGHTS = "reasoning is always returned as reasoning_content"
 GUIDED = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -83,7 +83,7 @@ EXTRAS_UNAVAILABLE = {
     "bad_words": Unavailable("use logit_bias", neutral=([],)),
     "allowed_token_ids": Unavailable("use logit_bias", neutral=([],)),
     "best_of": Unavailable("ask for n answers and choose one", neutral=(1,)),
-    "add_special_tokens": Unavailable("a prompt is taken as it is written, its first token included", neutral=(False,)),
+    "add_special_tokens": Unavailable("no tokens are added to a prompt", neutral=(False,)),
     "guided_whitespace_pattern": Unavailable(_SPACE),
     **dict.fromkeys(
         ("include_reasoning", "separate_reasoning", "stream_reasoning"), Unavailable(_THOUGHTS, neutral=(True,))

@@ -90,7 +90,7 @@ ASSISTANT_BLOCKS = Kinds(
     },
     unavailable={
         **_NO_TEXT,
-        **dict.fromkeys(_RESULTS, "it was made by a tool that is not to be had here"),
+        **dict.fromkeys(_RESULTS, "it was made by a tool that is not available here"),
         "compaction": "send the summary as a text of its own",
     },
     harmless=("redacted_thinking", *PARTS.harmless),

@@ -42,7 +42,9 @@ FIELDS = Fields(
         "image",
     ),
     unavailable={
-        "background": Unavailable("nothing is answered later; ask without it", neutral=(False,), needed=True),
+        "background": Unavailable(
+            "background responses are not supported; send the request without it", neutral=(False,), needed=True
+        ),
         "truncation": Unavailable("set cut_long_prompts on the gateway to cut long prompts", ("disabled",)),
         "context_management": Unavailable(COMPACTS, neutral=([],)),
         "conversation": Unavailable(STATE, needed=True),
@@ -96,11 +98,11 @@ ITEMS = Kinds(
         ),
     },
     unavailable={
-        **dict.fromkeys(_RUN, "it was made by a tool that is not to be had here"),
+        **dict.fromkeys(_RUN, "it was made by a tool that is not available here"),
         "additional_tools": TOOLS_LATER,
         "compaction": "only its provider can read it; send the conversation itself",
         "compaction_trigger": COMPACTS,
-        "configuration_update": "what holds for an answer is read from its own request",
+        "configuration_update": "each request has its own settings",
     },
     default="message",
 )
