@@ -6,9 +6,11 @@ What a run writes is its owner's alone, whatever the umask: it holds what agents
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Collection, Iterator
@@ -153,11 +155,48 @@ def atomic_write(path: Path, text: str) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder that others filled, as far as that goes; also one nested deeper than Python goes."""
+    """Remove a folder that others filled, as far as that goes; also one nested deeper than Python goes, or whose
+    folders forbid it."""
     with suppress(RecursionError):
         shutil.rmtree(path, ignore_errors=True)
     if path.exists():
-        subprocess.run(["rm", "-rf", "--", str(path)], stderr=subprocess.DEVNULL, check=False)
+        for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+            subprocess.run([*command, "--", str(path)], stderr=subprocess.DEVNULL, check=False)
+
+
+def copy_tree(path: Path, copy: Path) -> None:
+    """Copy a folder that others filled, without what cannot be read or has too long a path."""
+    copy.mkdir()
+    try:
+        shutil.copytree(path, copy, symlinks=True, ignore=_not_copied, copy_function=_copy_file, dirs_exist_ok=True)
+    except OSError as error:
+        reasons = [reason for *_, reason in error.args[0]] if isinstance(error, shutil.Error) else [str(error)]
+        if not all(reason.startswith(_THEIRS) for reason in reasons):
+            raise
+
+
+def _copy_file(source: str, target: str) -> None:
+    """A file with holes stays one: others may leave terabytes of them."""
+    status = os.lstat(source)
+    if status.st_blocks * 512 < status.st_size and os.access(source, os.R_OK):
+        subprocess.run(["cp", "-p", "--", source, target], capture_output=True, check=True)
+    else:
+        shutil.copy2(source, target)
+
+
+def _not_copied(folder: str, names: list[str]) -> list[str]:
+    """Pipes and sockets, which would hold a reader up, and what lies deeper than copying goes."""
+    if folder.count(os.sep) > _DEEPEST:
+        return names
+    modes = {name: os.lstat(os.path.join(folder, name)).st_mode for name in names}
+    return [
+        name for name, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
+    ]
+
+
+_DEEPEST = 200
+_THEIRS = tuple(f"[Errno {number}]" for number in (errno.EACCES, errno.ENAMETOOLONG))
+"""Failures that whoever filled a folder can bring about. Others, as of a full disk, are no reason to copy less."""
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 
 from agentlightning.adapter.matching import MATCHES, RewardMatch, below_what_encloses, is_in_reward
 from agentlightning.adapter.numbered import (
+    MadeCalls,
     calls_below,
     messages_in,
     numbered_messages,
@@ -22,7 +23,6 @@ from agentlightning.adapter.numbered import (
     read_json,
     text_at,
     tools_in,
-    with_calls,
 )
 from agentlightning.types import Span
 from agentlightning.types.names import CALL_ID, EXECUTOR_ID, PARENT_CALL_ID, REWARD_RESPONSE, SAME_INPUT
@@ -89,16 +89,19 @@ def conversations(
     gateways = {
         text_at(s.attributes, "gen_ai.response.id") for s in ordered if CALL_ID in s.attributes and not _failed(s)
     }
+    agents, made, in_reward = _Agents(by_id), MadeCalls(), dict[str, bool]()
     by_framework: dict[str, Conversation] = {}
     """What frameworks say of calls that the gateway recorded, by response id; a response may have several choices."""
     for span in ordered:
         if _failed(span) or not _is_call(span, llm_call_match):
             continue
-        if exclude_llm_call_in_reward and is_in_reward(span, by_id):
+        if exclude_llm_call_in_reward and is_in_reward(span, by_id, in_reward):
             continue
-        call = _read(span, by_call.get(text_at(span.attributes, SAME_INPUT) or "", span), by_id, known)
+        call = _read(span, by_call.get(text_at(span.attributes, SAME_INPUT) or "", span), agents, known)
         if not call.call_id:
-            call = _with_calls(call, children[span.span_id], [*found.values(), *by_framework.values()])
+            call = _with_calls(call, children[span.span_id], made)
+        if call.answer is not None and call.answer.get("tool_calls"):
+            made.add(call.messages, call.answer)
         if call.call_id:
             known[call.call_id] = found[call.call_id] = call
         elif call.response_id in gateways:
@@ -123,7 +126,7 @@ def _is_call(span: Span, pattern: str | None) -> bool:
     return says or CALL_ID in a or ("gen_ai.response.id" in a and "gen_ai.operation.name" not in a)
 
 
-def _read(span: Span, with_input: Span, by_id: Mapping[str, Span], known: Mapping[str, Conversation]) -> Conversation:
+def _read(span: Span, with_input: Span, agents: _Agents, known: Mapping[str, Conversation]) -> Conversation:
     """`with_input`: the span that holds the call's input, itself or that of the response's first choice."""
     a = span.attributes
     parent = known.get(text_at(a, PARENT_CALL_ID) or "")
@@ -135,7 +138,7 @@ def _read(span: Span, with_input: Span, by_id: Mapping[str, Span], known: Mappin
         call_id=a.get(CALL_ID),
         response_id=text_at(a, "gen_ai.response.id"),
         parent_call_id=a.get(PARENT_CALL_ID),
-        agent=agent_of(span, by_id),
+        agent=agents.of(span),
         messages=[
             *before,
             *(_messages(with_input.attributes.get("gen_ai.input.messages")) or numbered_messages(a, "gen_ai.prompt")),
@@ -147,20 +150,34 @@ def _read(span: Span, with_input: Span, by_id: Mapping[str, Span], known: Mappin
     )
 
 
-def agent_of(span: Span, by_id: Mapping[str, Span]) -> str | None:
-    """The agent that a span belongs to: what it or the nearest span around it says. A workflow's step around them names
-    it first; what the gateway recorded stands.
-    """
-    at: Span | None = span
-    found: str | None = None
-    for _ in range(len(by_id) + 1):
-        if at is None or (found and CALL_ID in span.attributes):
-            break
-        if at.attributes.get(EXECUTOR_ID):
-            return str(at.attributes[EXECUTOR_ID])
-        found = found or _named(at)
-        at = by_id.get(at.parent_id or "")
-    return found
+class _Agents:
+    """The agents that spans belong to."""
+
+    def __init__(self, by_id: Mapping[str, Span]) -> None:
+        self._by_id = by_id
+        self._known: dict[str, tuple[str | None, str | None, str | None]] = {}
+
+    def of(self, span: Span) -> str | None:
+        """What it or the nearest span around it says. A workflow's step around them names it first; what the gateway
+        recorded stands.
+        """
+        step, named, nearest = self._around(span)
+        return nearest if CALL_ID in span.attributes else step or named
+
+    def _around(self, span: Span) -> tuple[str | None, str | None, str | None]:
+        """The nearest workflow's step, the nearest name, and the nearer of both."""
+        passed: list[Span] = []
+        at: Span | None = span
+        while at is not None and at.span_id not in self._known:
+            self._known[at.span_id] = None, None, None  # so that spans in a circle end
+            passed.append(at)
+            at = self._by_id.get(at.parent_id or "")
+        found = (None, None, None) if at is None else self._known[at.span_id]
+        for one in reversed(passed):
+            step = str(one.attributes[EXECUTOR_ID]) if one.attributes.get(EXECUTOR_ID) else None
+            named = _named(one)
+            found = self._known[one.span_id] = step or found[0], named or found[1], step or named or found[2]
+        return found
 
 
 def _named(span: Span) -> str | None:
@@ -184,13 +201,12 @@ def _merged(best: Conversation, rest: Conversation) -> Conversation:
     )
 
 
-def _with_calls(call: Conversation, below: Sequence[Span], earlier: Sequence[Conversation]) -> Conversation:
+def _with_calls(call: Conversation, below: Sequence[Span], made: MadeCalls) -> Conversation:
     """A call with the tool calls that AgentOps tells of elsewhere: below the answer's span, and of earlier answers."""
     answer = call.answer
-    if answer is not None and not answer.get("tool_calls") and (made := calls_below(below)):
-        answer = {**answer, "content": answer["content"] or None, "tool_calls": made}
-    made_some = [(c.messages, c.answer) for c in earlier if c.answer is not None and c.answer.get("tool_calls")]
-    return replace(call, answer=answer, messages=with_calls(call.messages, made_some))
+    if answer is not None and not answer.get("tool_calls") and (calls := calls_below(below)):
+        answer = {**answer, "content": answer["content"] or None, "tool_calls": calls}
+    return replace(call, answer=answer, messages=made.filled(call.messages))
 
 
 def _rewarded(calls: Sequence[Conversation], spans: Sequence[Span], match: RewardMatch) -> list[Conversation]:
@@ -215,36 +231,40 @@ def message_of_parts(shaped: Mapping[str, Any]) -> Message:
     """A message of the GenAI conventions in the form of OpenAI's chat completions."""
     message: Message = {"role": shaped.get("role", "user"), "content": ""}
     calls: list[Any] = []
+    texts: list[str] = []
+    several: list[Any] = []
     for part in shaped.get("parts", ()):
         match part.get("type"):
-            case "text" if isinstance(message["content"], str):
-                message["content"] += str(part.get("content") or "")
+            case "text" if not several:
+                texts.append(str(part.get("content") or ""))
             case "text" | "uri" | "image_url":
-                message["content"] = _several(message["content"], part)
+                if not several and (text := "".join(texts)):
+                    several.append({"type": "text", "text": text})
+                several.append(_one_of_several(part))
             case "reasoning":
                 message["reasoning_content"] = part.get("content")
             case "tool_call_response":
                 result = part.get("response", part.get("result"))
-                message["content"] = result if isinstance(result, str) else json.dumps(result)
+                texts, several = [result if isinstance(result, str) else json.dumps(result)], []
                 message["tool_call_id"] = part.get("id")
             case "tool_call":
                 arguments = part.get("arguments")
                 arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
                 function = {"name": part.get("name"), "arguments": arguments}
                 calls.append({"id": part.get("id"), "type": "function", "function": function})
+    message["content"] = several or "".join(texts)
     if calls:
         message["tool_calls"] = calls
         message["content"] = message["content"] or None
     return message
 
 
-def _several(content: Any, part: Mapping[str, Any]) -> list[Any]:
-    """A content with one more part, in the form of chat completions: text and images."""
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
+def _one_of_several(part: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of a content, in the form of chat completions: a text or an image."""
     if part.get("type") == "text":
-        return [*parts, {"type": "text", "text": part.get("content") or ""}]
+        return {"type": "text", "text": part.get("content") or ""}
     image = part.get("image_url", {"url": part.get("uri")})
-    return [*parts, {"type": "image_url", "image_url": image if isinstance(image, dict) else {"url": image}}]
+    return {"type": "image_url", "image_url": image if isinstance(image, dict) else {"url": image}}
 
 
 def _first(attributes: Mapping[str, Any], names: Sequence[str]) -> Sequence[int] | None:

@@ -5,6 +5,8 @@ AgentOps writes the tool calls of an answer as spans below the call's own; the p
 
 from __future__ import annotations
 
+import json
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -89,32 +91,51 @@ def calls_below(children: Iterable[Span]) -> list[Any]:
     return found
 
 
-def with_calls(messages: Sequence[Message], answers: Iterable[tuple[Sequence[Message], Message]]) -> list[Message]:
-    """A prompt whose answers have the tool calls that earlier calls made, and whose results name them.
-
-    answers: the prompt and the answer of each earlier call that made some.
+class MadeCalls:
+    """The tool calls that earlier answers made, found again in prompts that go on from theirs: as far as roles and
+    texts tell, which are places in a tree.
     """
-    known = {len(prompt): answer for prompt, answer in answers if _begins(messages, prompt)}
-    found: list[Message] = []
-    waiting: list[str] = []
-    for index, message in enumerate(messages):
-        earlier = known.get(index)
-        if earlier is not None and message["role"] == "assistant" and not message.get("tool_calls"):
-            message = {**message, "content": message["content"] or None, "tool_calls": earlier["tool_calls"]}
-        waiting += [c["id"] for c in message.get("tool_calls", ()) if c.get("id")]
-        if message["role"] == "tool":
-            if not message.get("tool_call_id") and waiting:
-                message = {**message, "tool_call_id": waiting[0]}
-            waiting = [w for w in waiting if w != message.get("tool_call_id")]
-        found.append(message)
-    return found
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[int, str, str], int] = {}
+        self._answers: dict[int, Message] = {}
+        self._new: list[tuple[Sequence[Message], Message]] = []
+
+    def add(self, prompt: Sequence[Message], answer: Message) -> None:
+        """An answer with tool calls, and its prompt. It is given its place when one is looked for."""
+        self._new.append((prompt, answer))
+
+    def _place(self) -> None:
+        for prompt, answer in self._new:
+            at = 0
+            for message in prompt:
+                at = self._places.setdefault((at, *_role_and_text(message)), len(self._places) + 1)
+            self._answers[at] = answer
+        self._new.clear()
+
+    def filled(self, messages: Sequence[Message]) -> list[Message]:
+        """A prompt whose answers have the tool calls that earlier calls made, and whose results name them."""
+        self._place()
+        found: list[Message] = []
+        waiting: OrderedDict[str, None] = OrderedDict()
+        at: int | None = 0
+        for message in messages:
+            earlier = None if at is None else self._answers.get(at)
+            at = None if at is None else self._places.get((at, *_role_and_text(message)))
+            if earlier is not None and message["role"] == "assistant" and not message.get("tool_calls"):
+                message = {**message, "content": message["content"] or None, "tool_calls": earlier["tool_calls"]}
+            waiting |= {str(c["id"]): None for c in message.get("tool_calls", ()) if c.get("id")}
+            if message["role"] == "tool":
+                if not message.get("tool_call_id") and waiting:
+                    message = {**message, "tool_call_id": next(iter(waiting))}
+                waiting.pop(str(message.get("tool_call_id")), None)
+            found.append(message)
+        return found
 
 
-def _begins(messages: Sequence[Message], prompt: Sequence[Message]) -> bool:
-    """Whether a prompt goes on from an earlier one, as far as roles and texts tell."""
-    pairs = zip(messages, prompt, strict=False)
-    is_same = all(m["role"] == p["role"] and (m["content"] or "") == (p["content"] or "") for m, p in pairs)
-    return len(messages) > len(prompt) and is_same
+def _role_and_text(message: Message) -> tuple[str, str]:
+    content = message["content"] or ""
+    return message["role"], content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)
 
 
 def text_at(attributes: Mapping[str, Any], name: str) -> str | None:

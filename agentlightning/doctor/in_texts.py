@@ -269,7 +269,9 @@ def _looks_like_a_call(talk: Conversation) -> bool:
     if _UNPARSED.search(text):
         return True
     names = [str(_of(tool, "function").get("name") or _of({"t": tool}, "t").get("name") or "") for tool in talk.tools]
-    return bool(re.search(r'"(arguments|parameters)"\s*:', text)) and any(f'"{name}"' in text for name in names if name)
+    return bool(re.search(r'"(arguments|parameters)"\s*:', text)) and not set(text.split('"')[1:-1]).isdisjoint(
+        filter(None, names)
+    )
 
 
 def _of(value: Any, name: str) -> Mapping[str, Any]:

@@ -265,33 +265,32 @@ class Files:
         self._records.remove("files", row["id"])
         self.release(row["sha256"])
 
-    def release(self, sha256: str) -> None:
-        """Remove a content that nothing names."""
-        for table in ("files", "parts"):
-            if self._records.row(f"SELECT id FROM {table} WHERE sha256 = ?", sha256) is not None:
-                return
-        self._blobs.path(sha256).unlink(missing_ok=True)
+    def release(self, *contents: str) -> None:
+        """Remove the contents that nothing names. What their rows were is committed before: else they may come back."""
+        for sha256 in contents:
+            rows = (self._records.row(f"SELECT id FROM {t} WHERE sha256 = ?", sha256) for t in ("files", "parts"))
+            if not any(rows):
+                self._blobs.path(sha256).unlink(missing_ok=True)
 
     def expire(self) -> None:
         """Delete what is past its time, but for what a job needs; of uploads their parts."""
         late = "SELECT id FROM uploads WHERE status = 'pending' AND expires_at <= ?"
         for upload in self._records.rows(late, time.time()):
-            self.end_upload(upload["id"], status="expired")
+            self.release(*self.end_upload(upload["id"], status="expired"))
         for row in self._records.rows("SELECT * FROM files WHERE expires_at <= ?", time.time()):
             try:
                 self.delete(row)
             except Refusal:
                 continue
 
-    def end_upload(self, upload: str, **values: Any) -> None:
-        """Change an upload that gets no more parts, and forget those that it has."""
+    def end_upload(self, upload: str, **values: Any) -> list[str]:
+        """Change an upload that gets no more parts, and forget those that it has. Their contents are to be released."""
         parts = self._records.rows("SELECT id, sha256 FROM parts WHERE upload = ?", upload)
         with self._records.transaction():
             self._records.change("uploads", upload, **values)
             for part in parts:
                 self._records.remove("parts", part["id"])
-        for part in parts:
-            self.release(part["sha256"])
+        return [part["sha256"] for part in parts]
 
     def stored_bytes(self, owner: str) -> int:
         """Of a key's files, of the parts of its uploads, and of what is on its way in."""

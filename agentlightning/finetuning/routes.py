@@ -222,18 +222,23 @@ async def complete_upload(call: ApiCall) -> Any:
     server.records.check_more("files", call.owner)
     sent = sum(part["bytes"] for part in parts.values())  # which are gone afterwards
     _check_stored(call, body["bytes"] - sent)
-    content = await server.blobs.joined([parts[key]["sha256"] for key in wanted], order.get("md5"))
+    try:
+        content = await server.blobs.joined([parts[key]["sha256"] for key in wanted], order.get("md5"))
+    except FileNotFoundError:
+        _upload(call)  # another request has ended it meanwhile
+        raise
     with server.files.naming(content), server.records.transaction():
         _upload(call)  # nothing else has ended it meanwhile,
         _check_stored(call, body["bytes"] - sent)  # or taken the room
         file = server.files.add(call.owner, content, body["filename"], body["purpose"], lifetime_of(body))
-        server.files.end_upload(call.id, status="completed", file=file["id"])
+        left = server.files.end_upload(call.id, status="completed", file=file["id"])
+    server.files.release(*left)
     return _seen_upload({**upload, "status": "completed"}, files.seen(file))
 
 
 async def cancel_upload(call: ApiCall) -> Any:
     upload = _upload(call)
-    call.server.files.end_upload(call.id, status="cancelled")
+    call.server.files.release(*call.server.files.end_upload(call.id, status="cancelled"))
     return _seen_upload({**upload, "status": "cancelled"})
 
 

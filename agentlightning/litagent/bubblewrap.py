@@ -68,7 +68,7 @@ class Bubblewrap:
         others = view.others((folder, *readable), seen)
         covers = [cover for place in seen for cover in view.covers(place)]
         mounts = {place: cover for place, cover in covers if not any(place.is_relative_to(p) for p in others)}
-        mounts |= {place: ["--ro-bind", str(place), str(place)] for place in seen}
+        mounts |= {place: view.shown(place) for place in seen}
         mounts |= {place: ["--tmpfs", str(place)] for place in others}
         size = [] if self.memory_files is None else ["--size", str(self.memory_files)]
         tmpfs = ["--perms", "1777", *size, "--tmpfs"]
@@ -182,13 +182,8 @@ def _namespaces() -> list[str]:
     apart = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if os.geteuid() == 0:
         return [*apart, "--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    can = "--disable-userns" in _help() and os.path.exists("/proc/sys/user/max_user_namespaces")
+    can = "--disable-userns" in view.bubblewrap_help() and os.path.exists("/proc/sys/user/max_user_namespaces")
     return [*apart, "--unshare-user", *(["--disable-userns"] if can else [])]
-
-
-@functools.cache
-def _help() -> str:
-    return subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False).stdout
 
 
 def _inside(folder: Path, user: int | None, port: str) -> list[str]:

@@ -26,7 +26,7 @@ from typing import Any, Literal
 from agentlightning.arguments import explained, of_its_kinds
 from agentlightning.emitter import emit_annotation
 from agentlightning.errors import AgentError, ConfigError, DeadlineError, ExecutorError, JudgeError, RewardError
-from agentlightning.files import remove_tree
+from agentlightning.files import copy_tree, remove_tree
 from agentlightning.keys import ALL_SCOPES, REWARDS
 from agentlightning.litagent import placeholders, view
 from agentlightning.litagent.isolation import Container, Isolation, base_environment, check_isolation, isolated
@@ -310,7 +310,7 @@ class Program(LitAgent[Any]):
             workspace = run.workspace
             if isinstance(self._isolation, Container):  # which shows one folder
                 workspace = folder / "workspace"
-                await asyncio.to_thread(shutil.copytree, run.workspace, workspace, symlinks=True, ignore=_not_graded)
+                await asyncio.to_thread(copy_tree, run.workspace, workspace)
             given = {"task": run.task, "stdout": run.stdout, "stderr": run.stderr, "exit_code": run.exit_code}
             given |= {"workspace": str(workspace), "spans": [s.model_dump(mode="json") for s in run.spans]}
             environment, stdin = {**self._inherited(), **self._grader_env}, json.dumps(given).encode()
@@ -336,18 +336,8 @@ class Program(LitAgent[Any]):
                 await asyncio.shield(asyncio.to_thread(remove_tree, folder))
 
 
-def _not_graded(folder: str, names: list[str]) -> list[str]:
-    """What a grader's copy does without: pipes and sockets, and what lies deeper than copying goes. Else a program
-    could keep its grader from running."""
-    if folder.count(os.sep) > _DEEPEST:
-        return names
-    modes = {name: os.lstat(os.path.join(folder, name)).st_mode for name in names}
-    return [
-        name for name, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
-    ]
-
-
-_DEEPEST = 200
+_MOST_REWARD = 100_000
+"""Bytes at the end of a reward's file that are read."""
 _MOST_VARIABLE = 131_000
 """Bytes of one environment variable on Linux, less its name."""
 
@@ -386,8 +376,10 @@ def _reward_file(folder: Path) -> float:
         finally:
             os.close(inside)
         with open(opened, "rb") as file:
-            if stat.S_ISREG(os.fstat(opened).st_mode):
-                return parse_reward(file.read(100_000).decode(errors="replace"))
+            status = os.fstat(opened)
+            if stat.S_ISREG(status.st_mode):
+                file.seek(max(0, status.st_size - _MOST_REWARD))
+                return parse_reward(file.read(_MOST_REWARD).decode(errors="replace"))
     except OSError:
         pass
     raise AgentError("The program wrote no reward to the file named by AGL_REWARD_FILE.")

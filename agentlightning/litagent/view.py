@@ -1,5 +1,8 @@
 """What a sandbox shows of this machine, read-only: the system's programs, the interpreters, a command's files.
 
+A folder is shown through a layer of the attempt's own, where bubblewrap (0.11) and the kernel can: locks, watches,
+pipes and sockets of its files are then not those of other attempts.
+
 What lies among these and is none of a program's business is covered, however deep: sockets, named pipes and devices,
 stores, and the folders of runs. It is looked for when a sandbox is made: with a command each time, in interpreters once
 and then, as in the system's folders, among the sockets that the kernel tells.
@@ -8,7 +11,9 @@ and then, as in the system's folders, among the sockets that the kernel tells.
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -37,9 +42,39 @@ def system() -> Iterator[str]:
         if os.path.islink(place):
             yield from ("--symlink", os.readlink(place), place)
         elif os.path.isdir(place):
-            yield from ("--ro-bind", place, place)
+            yield from shown(Path(place))
             for path in _listening_in(Path(place)):
                 yield from _cover(path)
+
+
+def shown(place: Path) -> Mount:
+    """The arguments that show a file or a folder, read-only."""
+    path = str(place)
+    if not (place.is_dir() and _layered(path)):
+        return ["--ro-bind", path, path]
+    below = [argument for mount in _mounts_below(path) for argument in ("--ro-bind", mount, mount)]
+    return ["--overlay-src", path, "--tmp-overlay", path, *below, "--remount-ro", path]
+
+
+@cache
+def _layered(path: str) -> bool:
+    """Whether a layer can be made over this folder; some file systems take none."""
+    if "--tmp-overlay" not in bubblewrap_help():
+        return False
+    tried = ["bwrap", "--ro-bind", "/", "/", "--overlay-src", path, "--tmp-overlay", path, "--remount-ro", path, "true"]
+    return subprocess.run(tried, capture_output=True, check=False).returncode == 0
+
+
+@cache
+def bubblewrap_help() -> str:
+    return subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False).stdout
+
+
+def _mounts_below(path: str) -> list[str]:
+    """What is mounted in a folder, which a layer over it does not show."""
+    with open("/proc/self/mountinfo", errors="surrogateescape") as file:
+        points = {re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), line.split()[4]) for line in file}
+    return sorted(point for point in points if point.startswith(f"{path}/") and os.path.exists(point))
 
 
 def of_python() -> set[Path]:

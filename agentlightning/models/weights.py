@@ -7,13 +7,14 @@ model.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from agentlightning.reading import read_object
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
-_LARGEST_HEADER = 100_000_000
-"""Bytes; as the safetensors library has it."""
+_LARGEST_HEADER = 16 * 2**20
+"""Bytes, of 100,000 tensors in one file. The safetensors library reads more, in minutes."""
 
 
 def damage_of(folder: Path) -> str | None:
@@ -26,10 +27,10 @@ def damage_of(folder: Path) -> str | None:
     listed: set[str] = set()
     for index in folder.glob("*.index.json"):
         try:
-            listed |= set(read_object(index)["weight_map"].values())
+            listed |= {str(name) for name in read_object(index)["weight_map"].values()}
         except (OSError, ValueError, KeyError, AttributeError):
             return f"{index.name} cannot be read"
-    missing = sorted(name for name in listed if not (folder / name).is_file())
+    missing = sorted(name for name in listed if not os.path.isfile(folder / name))
     if missing:
         return f"{missing[0]} is missing"
     return next((words for file in sorted(files) if (words := _damage_of_file(file)) is not None), None)
@@ -51,8 +52,8 @@ def _damage_of_file(file: Path) -> str | None:
         opened.seek(8)
         try:
             header = json.loads(opened.read(length))
-            end = max((t["data_offsets"][1] for name, t in header.items() if name != "__metadata__"), default=0)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+            end = max((int(t["data_offsets"][1]) for name, t in header.items() if name != "__metadata__"), default=0)
+        except (ValueError, LookupError, TypeError, OverflowError, AttributeError, RecursionError):
             return f"the header of {file.name} cannot be read"
     whole = 8 + length + end
     return None if size >= whole else f"{file.name} is cut off ({size:,} of {whole:,} bytes)"

@@ -2,11 +2,12 @@
 
 Requests carry keys, and what comes back goes to agents: a server that answers with another address would get both the
 keys, at a host of its choosing, and the answers of hosts that only this machine reaches. What is read as a whole, and
-not piece by piece, is read up to a size.
+not piece by piece, is read up to a size, and up to a time.
 """
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,8 @@ from agentlightning.reading import MOST_BYTES, within_depth
 
 LARGE = 2**30
 """The size of an answer from servers that are part of a run: a store's, a vLLM's."""
+ANSWER_SECONDS = 600.0
+"""From the head of an answer that is read as a whole to its end, however steadily it comes."""
 
 
 class UnwantedAnswer(aiohttp.ClientError):
@@ -27,14 +30,25 @@ class _Answer(aiohttp.ClientResponse):
 
     async def read(self) -> bytes:
         if self._body is None:
-            found = bytearray()
-            async for piece in self.content.iter_any():
-                found += piece
-                if len(found) > self.most:
-                    self.close()
-                    raise UnwantedAnswer(f"its answer has more than {self.most:,} bytes, and is not read to its end")
-            self._body = bytes(found)
+            limit = asyncio.timeout(ANSWER_SECONDS)
+            try:
+                async with limit:
+                    self._body = await self._whole()
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                self.close()
+                raise UnwantedAnswer(f"its answer did not end within {ANSWER_SECONDS:g} s of its beginning") from None
         return self._body
+
+    async def _whole(self) -> bytes:
+        found = bytearray()
+        async for piece in self.content.iter_any():
+            found += piece
+            if len(found) > self.most:
+                self.close()
+                raise UnwantedAnswer(f"its answer has more than {self.most:,} bytes, and is not read to its end")
+        return bytes(found)
 
     async def json(self, **settings: Any) -> Any:
         """Raises ValueError, also where it is nested too deeply to be read."""

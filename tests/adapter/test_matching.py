@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from agentlightning.adapter import TracerTraceToTriplet, TraceToMessages
+from agentlightning.adapter.conversations import conversations
+from agentlightning.adapter.matching import MATCHES, below_what_encloses
 from agentlightning.adapter.tools import tool_outcomes
 from agentlightning.compat.adapters import RewardMatchPolicy
 from agentlightning.errors import ConfigError
@@ -142,3 +147,72 @@ def test_tool_calls_that_agentops_writes_below_the_answer_are_in_the_conversatio
     assert [m["tool_call_id"] for m in given] == ["call-1", "call-2"]
     assert last == {"role": "assistant", "content": "5 and 9."}
     assert tool_outcomes(spans) == [], "to ask for a tool is not to carry it out"
+
+
+def smallest_around(inner: Span, outer: list[Span]) -> Span | None:
+    """By comparing with each."""
+    around = [
+        s
+        for s in outer
+        if (s.start_time or 0) <= (inner.start_time or 0)
+        and (s.end_time or 0) >= (inner.end_time or 0)
+        and (s.start_time, s.end_time) != (inner.start_time, inner.end_time)
+    ]
+    return min(around, key=lambda s: (s.end_time or 0) - (s.start_time or 0), default=None)
+
+
+def test_the_smallest_span_around_is_found_among_many() -> None:
+    draw = random.Random(0)
+    for _ in range(300):
+        times = [(begin := draw.randrange(8), begin + draw.randrange(-1, 8)) for _ in range(draw.randrange(2, 12))]
+        spans = [span(f"s{n}", *bounds, parent=f"gone{n}") for n, bounds in enumerate(times)]
+        found = below_what_encloses(spans, spans)
+        for one in spans:
+            expected = smallest_around(one, [s for s in spans if s is not one])
+            assert found[one.span_id].parent_id == (expected.span_id if expected else one.parent_id)
+
+
+TEXT, IMAGE = {"type": "text", "content": "x"}, {"type": "image_url", "image_url": "x"}
+MADE = [{"type": "tool_call", "id": "t", "name": "t", "arguments": "{}"}]
+RESULTS = [{"role": "tool", "parts": [{"type": "text", "content": "x"}]}]
+CALLS = {
+    "gen_ai__input__messages": json.dumps([{"role": "user", "parts": [TEXT]}] * 3),
+    "gen_ai__output__messages": json.dumps([{"role": "assistant", "parts": MADE}]),
+}
+
+
+def said(messages: list[Any]) -> list[Span]:
+    return [call("c", 1, 2, gen_ai__input__messages=json.dumps(messages))]
+
+
+def of(number: int) -> Span:
+    return reward(f"r{number}", number + 1, 1.0, f"p{number}")
+
+
+HOSTILE: dict[str, Callable[[int], list[Span]]] = {
+    "in the air": lambda n: [call(f"c{i}", i, i + 1) for i in range(n)],
+    "inside one another": lambda n: [call(f"c{i}", i, 2 * n - i) for i in range(n)],
+    "a chain": lambda n: [call(f"c{i}", 1, 2, f"c{i - 1}") for i in range(n)],
+    "a circle": lambda n: [call(f"c{i}", 1, 2, f"c{(i + 1) % n}") for i in range(n)],
+    "with tool calls": lambda n: [call(f"c{i}", i, i + 1, **CALLS) for i in range(n)],
+    "many results": lambda n: said([{"parts": [{**MADE[0], "id": f"t{i}"} for i in range(n)]}, *RESULTS * n]),
+    "many texts": lambda n: said([{"parts": [TEXT] * 9 * n}]),
+    "many images": lambda n: said([{"parts": [IMAGE, TEXT] * 9 * n}]),
+    "rewards": lambda n: [s for i in range(n) for s in (call(f"c{i}", i, i + 1), reward(f"r{i}", i, 1.0))],
+    "rewards beside each": lambda n: [s for i in range(n) for s in (call(f"c{i}", i, i + 1, f"p{i}"), of(i))],
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_time_grows_with_the_spans_and_not_with_their_square(what: str) -> None:
+    def seconds(n: int) -> float:
+        spans = HOSTILE[what](n)
+        took = []
+        for _ in range(3):
+            began = time.process_time()
+            for match in MATCHES:
+                conversations(spans, reward_match=match)
+            took.append(time.process_time() - began)
+        return min(took)
+
+    assert seconds(8 * 200) < 24 * seconds(200)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,12 +12,14 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from agentlightning.adapter.conversations import conversations
 from agentlightning.algorithm.episode import Episode
 from agentlightning.doctor import Diagnosis, Severity, diagnose, gather, why
 from agentlightning.doctor.in_rollouts import difficulty
+from agentlightning.doctor.in_texts import _looks_like_a_call  # pyright: ignore[reportPrivateUsage]
 from agentlightning.errors import ConfigError
 from agentlightning.store import InMemoryLightningStore
-from agentlightning.types import Outcome, Rollout
+from agentlightning.types import Outcome, Rollout, Span
 from agentlightning.types.call import MEDIA, LeftOut
 from agentlightning.types.names import CALL_ID, LEFT_OUT
 from agentlightning.types.reward import reward_attributes
@@ -605,3 +608,14 @@ async def test_rewards_of_a_distilled_run_are_no_matter(store: InMemoryLightning
     recording = Recording(groups=groups(lambda g, m: Told(reward=1.0)), settings={"credit": "teacher"})
     found = await why(store, await write(store, recording))
     assert "constant_reward" not in [f.code for f in found.findings]
+
+
+def test_names_of_many_tools_are_looked_for_in_a_long_answer_at_once() -> None:
+    span = Span.from_attributes(rollout_id="r", attempt_id="a", attributes={"gen_ai.operation.name": "chat"})
+    tools = [{"function": {"name": f"t{i}"}} for i in range(20_000)]
+    (talk,) = conversations([span])
+    long = '"arguments": 1, "t' * 100_000
+    began = time.process_time()
+    for text, is_call in ((long, False), (long + '19999"', True)):
+        assert _looks_like_a_call(replace(talk, tools=tools, answer={"content": text})) is is_call
+    assert time.process_time() - began < 2

@@ -7,7 +7,9 @@ import errno
 import hashlib
 import json
 import sqlite3
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +185,82 @@ async def test_content_that_gets_no_row_is_not_left_on_the_disk(
         with pytest.raises(openai.InternalServerError):
             await once.uploads.complete(begun.id, part_ids=parts, md5=hashlib.md5(b"ab").hexdigest())
         assert contents(tmp_path) == kept
+
+
+async def two_parts(client: openai.AsyncOpenAI) -> tuple[str, list[str]]:
+    begun = await client.uploads.create(bytes=2, filename="f", mime_type="text/plain", purpose="fine-tune")
+    return begun.id, [(await client.uploads.parts.create(begun.id, data=data)).id for data in (b"a", b"b")]
+
+
+async def test_a_content_that_comes_again_while_it_is_deleted_stays(serve: Serve) -> None:
+    async with serve() as (server, client), httpx.AsyncClient(base_url=server.endpoint) as http:
+        first = await client.files.create(file=("a.jsonl", b"x" * 100), purpose="fine-tune")
+        deleted = asyncio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nfine-tune\r\n--b\r\n'
+            yield b'Content-Disposition: form-data; name="file"; filename="b.jsonl"\r\n\r\n' + b"x" * 60
+            await deleted.wait()
+            yield b"x" * 40 + b"\r\n--b--\r\n"
+
+        kind = {"Content-Type": "multipart/form-data; boundary=b", "Authorization": f"Bearer {client.api_key}"}
+        sending = asyncio.create_task(http.post("/files", content=body(), headers=kind))
+        while not server.blobs.arriving:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await client.files.delete(first.id)
+        deleted.set()
+        second = (await sending).json()["id"]
+        third = await client.files.create(file=("c.jsonl", b"x" * 100), purpose="fine-tune")
+        await client.files.delete(third.id)
+        assert (await client.files.content(second)).content == b"x" * 100
+
+
+async def test_an_upload_that_is_cancelled_while_it_is_joined_is_refused(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve() as (server, client):
+        upload, parts = await two_parts(client)
+        path, copying, cancelled = server.blobs.path, threading.Event(), threading.Event()
+
+        def when_cancelled(sha256: str) -> Path:
+            if threading.current_thread() is not threading.main_thread():
+                copying.set()
+                assert cancelled.wait(20)
+            return path(sha256)
+
+        monkeypatch.setattr(server.blobs, "path", when_cancelled)
+        once = client.with_options(max_retries=0)
+        completing = asyncio.create_task(once.uploads.complete(upload, part_ids=parts))
+        assert await asyncio.to_thread(copying.wait, 20)
+        await client.uploads.cancel(upload)
+        cancelled.set()
+        with pytest.raises(openai.BadRequestError, match="cancelled"):
+            await completing
+        assert contents(tmp_path) == set()
+
+
+async def test_parts_whose_upload_is_not_committed_keep_their_contents(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve() as (server, client):
+        upload, parts = await two_parts(client)
+        transaction = server.records.transaction
+
+        @contextmanager
+        def full() -> Iterator[None]:
+            outermost = not server.records._connection.in_transaction
+            with transaction():
+                yield
+                if outermost:
+                    raise sqlite3.OperationalError("database or disk is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(server.records, "transaction", full)
+            with pytest.raises(openai.InternalServerError):
+                await client.with_options(max_retries=0).uploads.complete(upload, part_ids=parts)
+        done = await client.uploads.complete(upload, part_ids=parts)
+        assert done.file is not None
+        assert (await client.files.content(done.file.id)).content == b"ab"
 
 
 def contents(folder: Path) -> set[str]:

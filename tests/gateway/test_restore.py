@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agentlightning.gateway import Gateway
+from agentlightning.gateway.history.restore import _continued  # pyright: ignore[reportPrivateUsage]
+from agentlightning.gateway.recording.records import ARGUMENTS, CALL_ID, REMEMBERS_FROM, SAME_INPUT
 from agentlightning.rendering import RenderersRendering
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import RolloutMode
@@ -62,6 +65,41 @@ async def test_an_attempt_goes_on_after_a_restart(
     assert two.prompt_ids[: len(before)].tolist() == before
     assert two.info.parent_call_id == one.info.call_id
     site.check_exact([one, two])
+
+
+NOT_WRITTEN_BY_A_GATEWAY: list[tuple[str, Any]] = [
+    *(("gen_ai.input.messages", value) for value in ("{", "5", "[5]", '[{"role": 5}]', "[" * 100_000, ["x"], 5)),
+    *(("gen_ai.output.messages", value) for value in ("", "{}", '[{"role": "user", "parts": [{"type": "x"}]}]')),
+    ("gen_ai.output.messages", '[{"role": [], "parts": []}]'),
+    ("gen_ai.tool.definitions", "[[" + "9" * 5000),
+    (ARGUMENTS, "[1]"),
+    (SAME_INPUT, ["x"]),
+    (REMEMBERS_FROM, "x"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), NOT_WRITTEN_BY_A_GATEWAY, ids=range(len(NOT_WRITTEN_BY_A_GATEWAY)))
+async def test_whatever_a_stored_span_says_an_attempt_goes_on(
+    store: InMemoryLightningStore, rendering: RenderersRendering, name: str, value: Any
+) -> None:
+    site, first = await run_first(store, rendering, "chat")
+    (span,) = [s for s in await store.query_spans(site.rollout_id) if CALL_ID in s.attributes]
+    await store.add_span(span.model_copy(update={"span_id": "b" * 16, "attributes": {**span.attributes, name: value}}))
+    async with Gateway(store, site.engine, rendering, secret=SECRET) as gateway:
+        site.gateway = gateway
+        async with site.client() as client:
+            message = first.choices[0].message
+            got: Any = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "5"}
+            create: Any = client.chat.completions.create
+            second = await create(model="policy", messages=[*ASK, message, got], tools=[CALC])
+    assert second.choices[0].message.content == "The answer is 5."
+
+
+async def test_calls_in_a_circle_are_read_once(store: InMemoryLightningStore, rendering: RenderersRendering) -> None:
+    site, _ = await run_first(store, rendering, "chat")
+    (call,) = (await store.query_calls([site.rollout_id]))[site.rollout_id]
+    circle = [replace(call, info=replace(call.info, call_id=a, parent_call_id=b)) for a, b in ("xy", "yx")]
+    assert len(_continued(circle, "x")) == 2
 
 
 async def test_a_history_may_branch_off_what_was_restored(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,6 +25,7 @@ from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import DummyTracer
 from agentlightning.types import LLM, AttemptedRollout, EnqueueRolloutRequest, Outcome, RolloutConfig
 from agentlightning.types.reward import find_final_reward
+from tests.litagent.test_attacks import as_user
 
 RESOURCES: Any = {"llm": LLM(endpoint="http://127.0.0.1:9/rollout/r/attempt/a/v1", model="m", api_key="secret-key")}
 
@@ -139,11 +142,45 @@ async def test_a_command_grades(store: InMemoryLightningStore) -> None:
 async def test_no_program_keeps_its_grader_in_a_container_from_running(store: InMemoryLightningStore) -> None:
     step = "d/" * 50
     deep = f"for n in $(seq 30); do mkdir -p {step} && cd -P {step} || exit; done"
-    left = f"mkfifo pipe; echo 3 > answer; ({deep}); echo done"
+    long = "n=$(printf %0250d 0); for i in $(seq 20); do mkdir $n && cd -P $n || exit; done"
+    left = f"mkfifo pipe; echo 3 > answer; ({deep}); ({long}); echo done"
     grader = python("import json, sys; print(open(json.load(sys.stdin)['workspace'] + '/answer').read())")
     program = Program(sh(left), grader=grader, isolation=Container(["env"]))  # which isolates nothing
     (rollout,) = await run(store, program, 2)
     assert await reward_of(store, rollout) == 3.0, rollout.attempt.error
+
+
+async def test_holes_that_a_program_leaves_take_no_space_in_its_graders_copy(store: InMemoryLightningStore) -> None:
+    grader = python("import json, os, sys; f = os.stat(json.load(sys.stdin)['workspace'] + '/f'); print(f.st_blocks)")
+    program = Program(sh("truncate -s 1G f; echo end >> f"), grader=grader, isolation=Container(["env"]))
+    (rollout,) = await run(store, program, 2)
+    reward = await reward_of(store, rollout)
+    assert reward is not None
+    assert reward < 10_000, rollout.attempt.error
+
+
+NOT_READ = """
+import asyncio, sys
+from agentlightning.litagent import Container, Program
+from tests.litagent.attacks import run
+grader = [sys.executable, "-c", "import json, os, sys; print(len(os.listdir(json.load(sys.stdin)['workspace'])))"]
+_, reward = asyncio.run(run(Program(["sh", "-c", sys.argv[1]], grader=grader, isolation=Container(["env"]))))
+print(reward, os.listdir(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("left", "reward"),
+    [("mkdir a; touch a/f b; chmod 0 a b", 1.0), ("mkdir a; touch a/f; chmod 0500 a", 2.0), ("chmod 0 .", 0.0)],
+    ids=["closed", "read-only", "the whole"],
+)
+def test_what_a_user_may_not_read_keeps_no_grader_from_running_and_is_removed(left: str, reward: float) -> None:
+    with tempfile.TemporaryDirectory(prefix="agl-") as folder:
+        os.chmod(folder, 0o777)
+        command = [*as_user("not root"), sys.executable, "-c", f"import os{NOT_READ}", left, folder]
+        env = {**os.environ, "TMPDIR": folder, "HOME": "/nowhere"}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.stdout == f"{reward} []\n", done.stderr
 
 
 @pytest.mark.parametrize(
@@ -312,6 +349,12 @@ LEAVES = {
         "open('.agl/reward', 'w').write('1.0')\nfor _ in range(3000): os.mkdir('folder'); os.chdir('folder')"
     ),
 }
+
+
+async def test_the_last_line_of_a_long_file_is_the_reward(store: InMemoryLightningStore) -> None:
+    code = "import os; open(os.environ['AGL_REWARD_FILE'], 'w').write('1\\n' * 100_000 + '0.25')"
+    (rollout,) = await run(store, Program(python(code), reward="file"), 1)
+    assert await reward_of(store, rollout) == 0.25
 
 
 @pytest.mark.parametrize("what", LEAVES)

@@ -4,6 +4,7 @@ without end."""
 from __future__ import annotations
 
 import ast
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import agentlightning
 from agent_lightning import Client
 from agentlightning.algorithm.parts.teacher import KEY, EndpointTeacher
 from agentlightning.algorithm.prompts.critic import CriticFailure, HttpCritic, Question, ask
+from agentlightning.backend.vllm import api as vllm_api
 from agentlightning.backend.vllm.api import VLLMApi
 from agentlightning.cli.optimize import only_model
 from agentlightning.environments.openenv import OpenEnvEnvironment
@@ -23,6 +25,7 @@ from agentlightning.errors import AgentLightningError
 from agentlightning.gateway import Gateway, Provider
 from agentlightning.litagent import Kubernetes
 from agentlightning.litagent.kubernetes.api import ClusterApi
+from agentlightning.net import outgoing
 from agentlightning.net.outgoing import http_session, reason_of
 from agentlightning.net.server import LoopServer
 from agentlightning.runner.remote import Address, RemoteGateway
@@ -135,6 +138,14 @@ async def of_vllm(url: str) -> str:
     return str(said.value)
 
 
+async def of_vllms_models(url: str) -> str:
+    api = VLLMApi(url, "secret")
+    with pytest.raises(AgentLightningError) as said:
+        await api.adapters()
+    await api.close()
+    return str(said.value)
+
+
 async def of_a_cluster(url: str) -> str:
     async with ClusterApi.opened(Kubernetes("image", server=url)) as api:
         with pytest.raises(AgentLightningError) as said:
@@ -204,6 +215,36 @@ class Endless(Recording):
 async def test_an_answer_without_end_is_not_kept(ask_it: Callable[[str], Awaitable[str]], status: int) -> None:
     async with served(Endless(status, [(b"content-type", b"application/json")], b" " * 2**20)) as here:
         assert "its answer has more than 67,108,864 bytes" in await ask_it(here)
+
+
+class Dripping(Recording):
+    """One whose answers come steadily, and would take seconds."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        for _ in range(20):
+            await asyncio.sleep(0.05)
+            await send({"type": "http.response.body", "body": b" ", "more_body": True})
+
+
+@pytest.mark.parametrize("ask_it", [*WITHOUT_END, of_vllms_models])
+async def test_an_answer_that_drips_is_not_waited_for(
+    ask_it: Callable[[str], Awaitable[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outgoing, "ANSWER_SECONDS", 0.3)
+    async with served(Dripping(200, [(b"content-type", b"application/json")])) as here:
+        assert "its answer did not end within 0.3 s" in await ask_it(here)
+
+
+async def test_a_server_of_vllm_that_says_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(Recording):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await asyncio.sleep(1.0)
+
+    for name in ("CONTROL_SECONDS", "HEALTH_SECONDS"):
+        monkeypatch.setattr(vllm_api, name, 0.2)
+    async with served(Silent(200, [])) as here:
+        assert "TimeoutError" in await of_vllm(here)
 
 
 @pytest.mark.parametrize(

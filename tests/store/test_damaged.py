@@ -41,6 +41,11 @@ PROGRAMS = {
     "view": ["ALTER TABLE runs RENAME TO r", "CREATE VIEW runs AS SELECT r.* FROM r, (WITH RECURSIVE n(x) AS "
              "(SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x FROM n)"],
     "trigger": ["CREATE TRIGGER t AFTER UPDATE ON runs BEGIN DELETE FROM spans; END"],
+    "table": ["ALTER TABLE rollouts ADD seconds TEXT AS (hex(zeroblob(500000000)))"],
+    "table 'rollouts": ["ALTER TABLE rollouts ADD seconds TEXT CHECK (seconds LIKE '%a%a%a%a%b')"],
+    "table 'searched": ["CREATE VIRTUAL TABLE searched USING fts5(runs)"],
+    "index": ["CREATE INDEX odd ON rollouts (hex(input))"],
+    "index 'where": ["CREATE INDEX 'where' ON rollouts (seq) WHERE abs(seq) IS NOT NULL"],
 }  # fmt: skip
 
 
@@ -51,7 +56,7 @@ async def test_a_store_with_programs_of_its_own_is_refused(kind: str, tmp_path: 
         for statement in PROGRAMS[kind]:
             connection.execute(statement)
         connection.commit()
-    with pytest.raises(StoreError, match=f"has the {kind} '"):
+    with pytest.raises(StoreError, match=f"has the {kind}"):
         SqliteLightningStore(tmp_path / "store.db")
 
 

@@ -17,6 +17,8 @@ from agentlightning.net.outgoing import LARGE, http_session
 
 HEALTH_SECONDS = 40.0
 """How long a server may take to say that it is well; on a busy machine a good one may need many."""
+CONTROL_SECONDS = 3600.0
+"""For an answer about weights or the server itself; an answer that is sampled takes as long as its rollout may."""
 _IDLE_SECONDS = 2.0
 """An idle connection is not used again after so long. vLLM closes its end after five seconds, or after what ours are
 told; a request that meets that on its way is lost."""
@@ -65,7 +67,7 @@ class VLLMApi:
 
     async def generate(self, body: Mapping[str, Any]) -> WireAnswer:
         """A whole answer. Cancelling this aborts the request in vLLM, which sees that nobody listens."""
-        return read_answer(await self._post("/inference/v1/generate", body))
+        return read_answer(await self._post("/inference/v1/generate", body, sampling=True))
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[WireAnswer, None]:
         """An answer in parts, as they are sampled."""
@@ -145,16 +147,19 @@ class VLLMApi:
     async def adapters(self) -> Sequence[str]:
         """The models that it serves: the base, and adapters by name."""
         try:
-            async with self._client().get(self.url + "/v1/models") as response:
+            async with asyncio.timeout(HEALTH_SECONDS), self._client().get(self.url + "/v1/models") as response:
                 return [model["id"] for model in (await response.json())["data"]]
-        except (aiohttp.ClientError, ConnectionError, ValueError, KeyError) as error:
+        except (aiohttp.ClientError, ConnectionError, TimeoutError, ValueError, KeyError) as error:
             raise _lost(self.url, error) from error
 
-    async def _post(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
+    async def _post(self, path: str, body: Mapping[str, Any] | None = None, *, sampling: bool = False) -> bytes:
         try:
-            async with self._client().post(self.url + path, data=self._json(body or {})) as response:
+            async with (
+                asyncio.timeout(None if sampling else CONTROL_SECONDS),
+                self._client().post(self.url + path, data=self._json(body or {})) as response,
+            ):
                 text = await response.read()
-        except (aiohttp.ClientError, ConnectionError) as error:
+        except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             raise _lost(self.url, error) from error
         self.received += len(text)
         if response.status != 200:

@@ -45,11 +45,10 @@ async def restore(store: LightningStore, live: LiveAttempt, only: str | None = N
     if not calls:
         return
     spans = await store.query_spans(live.rollout_id, live.attempt_id)
-    attributes = {span.attributes[CALL_ID]: span.attributes for span in spans if CALL_ID in span.attributes}
+    attributes = {str(span.attributes[CALL_ID]): span.attributes for span in spans if CALL_ID in span.attributes}
     stored: dict[str, _StoredCall] = {}
     for call in calls:
-        own = attributes.get(call.info.call_id, {})
-        added = _add(live, call, own, attributes.get(own.get(SAME_INPUT, ""), own), stored)
+        added = _added(live, call, attributes, stored)
         if only is not None:
             continue
         if added:
@@ -67,11 +66,21 @@ def _continued(calls: Sequence[Call], last: str) -> list[Call]:
     """The call, and those before it that it continues, in their order."""
     known = {call.info.call_id: call for call in calls}
     chain: list[Call] = []
-    at = known.get(last)
+    at = known.pop(last, None)
     while at is not None:
         chain.append(at)
-        at = known.get(at.info.parent_call_id or "")
+        at = known.pop(at.info.parent_call_id or "", None)
     return chain[::-1]
+
+
+def _added(live: LiveAttempt, call: Call, attributes: Mapping[str, Attributes], stored: dict[str, _StoredCall]) -> bool:
+    """Whether the call could be added. One whose span says anything else than what a gateway writes is lost."""
+    own = attributes.get(call.info.call_id, {})
+    try:
+        return _add(live, call, own, attributes.get(str(own.get(SAME_INPUT)), own), stored)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        logger.warning("Call %s of the store is left out: its span cannot be read (%r).", call.info.call_id, error)
+        return False
 
 
 def _add(

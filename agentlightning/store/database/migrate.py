@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -59,18 +60,33 @@ def prepare_sqlite(path: Path) -> None:
 
 def _sqlite_revision(connection: sqlite3.Connection, path: Path) -> str | None:
     """The stamp; None for an empty file. Raises StoreError for another database, and for one with programs of its own:
-    a view or a trigger may compute forever, and change what it is asked about."""
-    found = connection.execute("SELECT type, name FROM sqlite_master").fetchall()
-    tables = {name for kind, name in found if kind == "table"}
-    for kind, name in found:
-        if kind in ("view", "trigger"):
+    a view, a trigger, or a computed column may compute forever, and change what it is asked about."""
+    found = connection.execute(
+        "SELECT type, name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%' ORDER BY type DESC"
+    ).fetchall()
+    odd = [row for row in found if row[0] in ("view", "trigger") or not _words(row[2]) <= _known_words()]
+    tables = {name for kind, name, _ in found if kind == "table"}
+    revision = None
+    if "alembic_version" in tables - {name for _, name, _ in odd}:
+        (revision,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    newer = revision is not None and revision not in _revisions()
+    for kind, name, _ in odd:
+        if kind in ("view", "trigger") or ("alembic_version" in tables and not newer):
             raise StoreError(f"'{path}' has the {kind} '{name}', which no store has. Take it out, or use another.")
-    if not tables:
-        return None
-    if "alembic_version" not in tables:
+    if tables and "alembic_version" not in tables:
         raise StoreError(f"'{path}' is a SQLite database, but not one of a store. Choose another path.")
-    (revision,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
     return revision
+
+
+@functools.cache
+def _known_words() -> set[str]:
+    """Those of our own tables, which have no functions and no operators, and of Alembic's."""
+    return _words("\n".join(create_statements("sqlite"))) | {"constraint", "alembic_version_pkc"}
+
+
+def _words(sql: str) -> set[str]:
+    """The words and the signs of a description of tables."""
+    return set(re.findall(r"\w+|[^\w\s,()\"`\[\]]", sql.lower()))
 
 
 def prepare_postgres(connection: Connection[Any], dsn: str) -> None:
@@ -101,10 +117,13 @@ def alembic_config(url: str) -> Config:
     return config
 
 
+def _revisions() -> set[str]:
+    return {file.stem.partition("_")[0] for file in (MIGRATIONS / "versions").glob("*.py")}
+
+
 def upgrade(url: str, revision: str | None, connect: Callable[[], Any] | None = None) -> None:
     """Run the migrations from `revision` to the current schema. `connect` makes a connection, if the URL does not."""
-    known = {file.stem.partition("_")[0] for file in (MIGRATIONS / "versions").glob("*.py")}
-    if revision is not None and revision not in known:
+    if revision is not None and revision not in _revisions():
         raise StoreError(
             f"The store was written by a newer version of agentlightning (schema {revision}, this one knows {HEAD}). "
             "Open it with that version."
