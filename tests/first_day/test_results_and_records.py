@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 
 import agentlightning as agl
@@ -75,10 +78,75 @@ def test_a_curriculum_that_gives_tasks() -> None:
         history.draw(1, np.random.default_rng(0))
 
 
-def test_a_run_is_no_folder_of_transformers(tmp_path: Path) -> None:
+def a_result() -> RunResult:
+    rows = [{"step": 0, "val_reward": 0.1}, {"step": 1, "reward": 0.5, "rollouts": 8}]
+    return RunResult(Path("runs/a"), Path("runs/a/checkpoints/step-000001"), False, metrics=rows)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("rows[0]", "result.metrics[-1]['reward']"),
+        ("history['loss']", "[row.get('reward') for row in result.metrics]"),
+        ("val_reward", "result.metrics[-1]['val_reward']"),
+        ("best.reward", "key=lambda row: row['val_reward']"),
+        ("model.generate('hi')", "runs/a/checkpoints/step-000001/model: load it with transformers' from_pretrained"),
+        ("save('out')", "agl export runs/a --to FOLDER"),
+        ("plot()", "runs/a/curve.png"),
+        ("rollouts[0]", "agl show runs/a prints what was said"),
+        ("to_pandas()", "pandas.DataFrame(result.metrics)"),
+        ("output_dir", "result.run_dir, runs/a"),
+        ("zzz", "It has run_dir, checkpoint, stopped"),
+        ("metrics[-1].reward", "A row of metrics is a dict: row['reward']"),
+        ("metrics.to_pandas()", "pandas.DataFrame(result.metrics)"),
+        ("metrics.last()", "result.metrics[-1]['reward']"),
+        ("metrics[1]['val_reward']", "This step has none, and others do"),
+        ("metrics[0]['mean_reward']", "Did you mean reward?"),
+        ("metrics[0]['val_accuracy']", "Did you mean val_reward?"),
+    ],
+)
+def test_where_a_result_is(asked: str, words: str) -> None:
+    with pytest.raises((AttributeError, KeyError)) as caught:
+        eval(f"result.{asked}", {"result": a_result()})
+    assert words in str(caught.value)
+
+
+def test_a_result_is_one_object_as_it_was_made() -> None:
+    with pytest.raises(TypeError, match="one object, no list of rows or pair"):
+        _, _ = a_result()  # pyright: ignore[reportGeneralTypeIssues]
+    assert copy.deepcopy(pickle.loads(pickle.dumps(a_result()))) == a_result()
+    assert len(pandas.DataFrame(a_result().metrics)) == 2
+
+
+RESULT = "from pathlib import Path\nresult = agl.RunResult(Path('run'), Path('run/checkpoints/step-000001'), False)\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("result > result", "RunResult is what fit() returns"),
+        ("f'{result:.3f}'", "The last reward: result.metrics[-1]['reward']"),
+        ("json.dumps(result)", "RunResult is what fit() returns"),
+        ("json.dumps(vars(result))", "default=str"),
+        ("result.reward = 1", "This object stays as it was made"),
+        ("json.loads('{}\\n{}')", "[json.loads(line) for line in file]"),
+        ("result.checkpoint.load()", "from_pretrained(result.checkpoint / 'model')"),
+        ("result.run_dir + '/metrics.jsonl'", "result.run_dir / 'metrics.jsonl'"),
+        ("{'a': 1}['b']", None),
+    ],
+)
+def test_what_python_says_of_a_result(tmp_path: Path, line: str, words: str | None) -> None:
+    done = script(tmp_path, f"import json\n{RESULT}{line}\n")
+    assert done.returncode == 1
+    said(done, words or "Error: ")
+    assert words or "result.metrics has" not in done.stderr
+
+
+@pytest.mark.parametrize("mark", ["run.json", "checkpoint.json"])
+def test_a_run_is_no_folder_of_transformers(tmp_path: Path, mark: str) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").write_text("{}")
+    (tmp_path / "run" / mark).write_text("{}")
     load = "from transformers import AutoModelForCausalLM\nAutoModelForCausalLM.from_pretrained('run')\n"
     done = script(tmp_path, load, HF_HUB_OFFLINE="1")
     assert done.returncode == 1
-    said(done, "This is the folder of a run. Its model: result.checkpoint")
+    said(done, "This is the folder of a run or a checkpoint. Its model is in the folder model")
