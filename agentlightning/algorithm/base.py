@@ -188,9 +188,32 @@ REWARD = dict.fromkeys(
     _BY_THE_AGENT,
 )
 """How rollouts are rewarded."""
-OF_HOOKS = {"callbacks": "Say Trainer(hooks=[Mine()]), whose class Mine is a subclass of agl.Hook."}
+OF_NAMES = dict.fromkeys(
+    ("run_name", "name", "exp_name", "experiment_name", "project", "project_name", "experiment", "wandb_run_name"),
+    "A run is named by its folder, Trainer(run_dir='runs/name'); a tracker's project is its sink's: "
+    "Trainer(sinks=[WandbSink(project=…)]).",
+)
+OF_HOOKS = {
+    "callbacks": "Say Trainer(hooks=[Mine()]), whose class Mine is a subclass of agl.Hook.",
+    **dict.fromkeys(
+        ("verbose", "quiet", "silent", "progress_bar", "show_progress", "disable_tqdm", "verbosity"),
+        "A run prints nothing with Trainer(console=agl.metrics.SilentConsole()).",
+    ),
+}
 TRACKERS = dict.fromkeys(
-    ("report_to", "logger", "loggers", "log_with", "log_to", "wandb", "use_wandb", "wandb_project", "tensorboard"),
+    (
+        *("report_to", "logger", "loggers", "log_with", "log_to", "wandb", "use_wandb", "wandb_project", "tensorboard"),
+        *("wandb_entity", "mlflow", "tracker", "trackers", "log", "logging"),
+        *(
+            "log_every",
+            "logging_steps",
+            "log_steps",
+            "log_interval",
+            "tracking_uri",
+            "mlflow_tracking_uri",
+            "use_mlflow",
+        ),
+    ),
     "Where metrics go is a setting of the trainer: Trainer(algorithm=…, sinks=['wandb']), or sinks=[WandbSink(…)].",
 )
 """How other trainers call what records their metrics."""
@@ -209,6 +232,7 @@ OF_THE_TRAINER = {
     },
     "output_dir": _OF_THE_TRAINER.format("run_dir"),
     **TRACKERS,
+    **OF_NAMES,
     **OF_HOOKS,
 }
 """What a trainer is given, and not an algorithm."""
@@ -263,11 +287,6 @@ OF_TRAINING = {
     **dict.fromkeys(
         ("system_prompt", "prompt_template", "tools", "stop", "stop_strings", "stop_sequences"),
         "That is the agent's: it says so in its requests to the model.",
-    ),
-    **dict.fromkeys(
-        ("run_name", "project", "project_name", "experiment_name"),
-        "A run is named by its folder, Trainer(run_dir='runs/name'); a tracker's project is its sink's: "
-        "Trainer(sinks=[WandbSink(project=…)]).",
     ),
     **dict.fromkeys(("optimizer", "optim"), "It is AdamW, with learning_rate and weight_decay."),
     **dict.fromkeys(("logging_steps", "log_every"), "Every step is written to metrics.jsonl and printed."),

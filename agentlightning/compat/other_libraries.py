@@ -24,10 +24,24 @@ _KNOWN = {
         "That is PyTorch Lightning's. This package trains agents: Trainer(algorithm=GRPO(model=…)).fit(agent, tasks).",
     ),
     **dict.fromkeys(
+        ("callbacks", "Callback", "TrainerCallback", "BaseCallback", "Callbacks", "hooks", "callback"),
+        "Rollouts are seen by a hook: class Mine(agl.Hook), Trainer(hooks=[Mine()]). After each step the step(self, "
+        "metrics) of a sink is called: class Mine(agl.metrics.Sink), Trainer(sinks=[Mine()]).",
+    ),
+    **dict.fromkeys(
+        ("log", "log_metrics", "log_metric", "track", "report", "Logger", "loggers", "tracking"),
+        "Metrics of training are recorded by themselves, Trainer(sinks=['wandb']) sends them on. Numbers of an agent "
+        "are parts of its reward: emit_reward({'correct': 1.0, 'length': 12}, primary_key='correct').",
+    ),
+    **dict.fromkeys(
         ("AutoModelForCausalLM", "AutoTokenizer", "LoraConfig"),
         "A model is named, not made: GRPO(model='Qwen/Qwen3-0.6B', lora_rank=16).",
     ),
 }
+_OF_A_TRACKER = re.compile(
+    r"(Wandb|WandB|WeightsAndBiases|MLflow|MLFlow|TensorBoard|Tensorboard|Trackio|CSV|Comet)"
+    r"(Logger|Callback|Tracker|Writer|Hook|TrainerCallback)"
+)
 _MADE = re.compile(r"(\w+?)(Trainer|Config|Args|Arguments|TrainingArguments)")
 
 
@@ -35,6 +49,11 @@ def written_here(name: str, algorithms: set[str]) -> str | None:
     """What to write in place of a name; None for one that nobody is known to have."""
     if name in _KNOWN:
         return _KNOWN[name]
+    if _OF_A_TRACKER.fullmatch(name):
+        return (
+            "Trackers have names: Trainer(sinks=['wandb']), of tensorboard, wandb, mlflow and trackio. With settings: "
+            "from agentlightning.metrics.trackers import WandbSink."
+        )
     made = _MADE.fullmatch(name)
     if made is None or made[1] not in algorithms:
         return None

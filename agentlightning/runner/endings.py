@@ -20,7 +20,7 @@ from urllib.error import HTTPError
 from urllib.request import getproxies, proxy_bypass
 
 from agentlightning.errors import AgentError, AgentLightningError, message_of
-from agentlightning.frames import is_library
+from agentlightning.frames import is_own
 from agentlightning.keys import redacted
 from agentlightning.runner.frameworks import CLIENT, causes, framework_of, in_its_words
 from agentlightning.runner.versions import other_version
@@ -149,7 +149,7 @@ def _unanswered(ending: Ending, summary: GatewaySummary) -> Ending | None:
 def describe(error: BaseException, task: object = None) -> str:
     """The message, its probable cause, and the way through the user's own files (or, if none, all files)."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
-    own = [f for f in frames if not is_library(f.filename)]
+    own = [f for f in frames if is_own(f.filename)]
     hint, trace = hint_for(error) or _hint_of_task(error, task), "".join(traceback.format_list(own or frames))
     message = ": ".join(filter(None, (type(error).__name__, re.sub(r":\s*\n\s*", ": ", message_of(error), count=1))))
     sentence = "\n".join(filter(None, (message, hint and in_its_words(hint, error))))
@@ -271,6 +271,7 @@ _NO_DICT = (
     "is a dict."
 )
 _A_STREAM = "With stream=True the answer comes in parts:  for chunk in answer: …  Leave stream out to get it whole."
+_OF_SPANS = "The reward is in the spans of the rollout:  agl.find_final_reward(spans)."
 _A_CHUNK = "With stream=True each part has delta in place of message:  chunk.choices[0].delta.content or ''"
 _ASYNC_FOR = "An async client's stream is read with  async for chunk in stream: …  in place of a plain for."
 _PLAIN_FOR = "The stream of a client that is not async is read with a plain  for chunk in stream: …"
@@ -304,6 +305,7 @@ _PYTHONS_WORDS = {
     r"'(LLM|ProxyLLM)' object (has no attribute|is not callable|is not subscriptable)": _NO_SUCH_PART,
     rf"'{_ANSWERS}' object is not subscriptable": _NO_DICT,
     r"'(Async)?Stream' object (has no attribute|is not subscriptable)": _A_STREAM,
+    r"'(AttemptedRollout|Rollout|Attempt|Span)' object has no attribute '(final_)?rewards?'": _OF_SPANS,
     r"'Choice' object has no attribute 'message'": _A_CHUNK,
     r"'(Async\w*Stream\w*|async_generator)' object is not (iterable|an iterator)": _ASYNC_FOR,
     r"requires an object with __aiter__ method, got (\w*Stream\w*|generator|list)": _PLAIN_FOR,

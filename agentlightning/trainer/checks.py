@@ -25,7 +25,7 @@ from agentlightning.runner.versions import installed_as
 from agentlightning.store.base import LightningStore
 from agentlightning.store.operations.codec import encode_task
 from agentlightning.tracer import Tracer
-from agentlightning.trainer.overrides import check_methods
+from agentlightning.trainer.overrides import OF_STEPS, check_methods
 from agentlightning.trainer.provenance import MOST_KEPT
 from agentlightning.trainer.tasks import check_texts, load_tasks
 from agentlightning.types import LLM, Dataset, Hook, NamedResources, ProxyLLM, Resource
@@ -36,8 +36,15 @@ _PARTS: dict[str, tuple[type, str]] = {
     "store": (LightningStore, "SqliteLightningStore('store.db')"),
     "tracer": (Tracer, "OtelTracer()"),
     "resource": (Resource, "PromptTemplate(template='…', engine='f-string')"),
-    "sink": (Sink, "metrics.Sink(), with your methods in a subclass of it"),
-    "hook": (Hook, "Hook(), with your methods in a subclass of it"),
+    "sink": (
+        Sink,
+        "metrics.Sink(), of a class with your methods: class Mine(agl.metrics.Sink), def step(self, metrics)",
+    ),
+    "hook": (
+        Hook,
+        "Hook(), of a class with your methods: class Mine(agl.Hook), such as async def on_rollout_end(self, "
+        f"**given). {OF_STEPS.removesuffix('.')}",
+    ),
     "console": (Console, "metrics.SilentConsole()"),
 }
 _HIGHEST_PORT = 65535
@@ -47,8 +54,22 @@ OTHER_VERBS = {
         ("evaluate", "eval", "test", "validate", "predict"),
         "agl eval RUN compares models; Trainer(algorithm=Baseline(model=…)).fit(agent, tasks) measures one.",
     ),
+    **dict.fromkeys(("add_callback", "add_hook", "register_hook", "callbacks"), f"Trainer(hooks=[Mine()]). {OF_STEPS}"),
     **dict.fromkeys(
-        ("save", "save_model", "push_to_hub", "export"),
+        ("load", "restore", "resume", "from_run", "from_checkpoint", "load_checkpoint", "load_from_checkpoint"),
+        "Trainer(resume='runs/NAME', algorithm=…).fit(…) goes on with a run; GRPO(model='runs/NAME') takes its model.",
+    ),
+    **dict.fromkeys(
+        (
+            *("state", "result", "results", "history", "logs", "log_history", "metrics", "callback_metrics", "model"),
+            *("checkpoint", "policy", "tokenizer"),
+        ),
+        "fit returns it: result = trainer.fit(agent, tasks). result.metrics has a row per step, and the model is in "
+        "result.checkpoint / 'model'.",
+    ),
+    **dict.fromkeys(("log", "log_metrics", "logger"), f"Metrics are recorded by themselves. {OF_STEPS}"),
+    **dict.fromkeys(
+        ("save", "save_model", "save_checkpoint", "save_pretrained", "push_to_hub", "export"),
         "Checkpoints are in the run's folder. agl export RUN --to FOLDER writes the model, --push NAME/REPOSITORY too.",
     ),
 }
@@ -68,7 +89,11 @@ def check_parts(**parts: object) -> None:
         if value is not None and not isinstance(value, kind):
             a_class = isinstance(value, type)
             shown = f"the class {value.__name__}" if a_class else f"{value!r}, which is no {kind.__name__}"
-            own = a_class and issubclass(value, kind) and value.__module__.partition(".")[0] != "agentlightning"
+            own = (
+                a_class
+                and issubclass(value, kind)
+                and (kind is Sink or value.__module__.partition(".")[0] != "agentlightning")
+            )
             make = f"{value.__name__}(…)" if own else f"agl.{example}"  # pyright: ignore[reportAttributeAccessIssue]
             raise ConfigError(f"{name} is {shown}. Give an object: {make}.")
 
@@ -85,7 +110,7 @@ def listed(given: Any) -> list[Any]:
     """Several parts of a kind as a list, where one alone or None may be given for them."""
     if given is None:
         return []
-    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str | Mapping) else [given]
 
 
 def check_adapter(adapter: object, algorithm: Algorithm) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentlightning.arguments import nearest
+from agentlightning.metrics.sink import MetricRow
 from agentlightning.metrics.svg import curve_svg, points_of
 from agentlightning.types.html import fields_html
 
@@ -44,26 +44,6 @@ _SOUGHT = {
     r"(run_|output_|log_|save_)?(dir|folder|path|name|id)|logdir|output": "The run's folder: result.run_dir, {run}.",
 }
 """What else people look for in a result, and where it is."""
-
-
-class MetricRow(dict[str, Any]):
-    """A step's metrics, which says what they are called where one is asked for by another name."""
-
-    of_others: Collection[str] = ()
-    """The metrics that any step has."""
-
-    def __missing__(self, name: str) -> Any:
-        if name in self.of_others:
-            raise KeyError(f"{name}. This step has none, and others do: row.get({name!r}) is None where there is none.")
-        wanted = re.sub("accuracy|acc|score|return", "reward", re.sub("^(mean|avg|average|train|final)_", "", name))
-        meant = nearest(wanted, self.of_others or self)
-        hint = f"Did you mean {meant}?" if meant else f"The row has {', '.join(self)}."
-        raise KeyError(f"{name}. {hint}")
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            raise AttributeError(f"A row of metrics is a dict: row[{name!r}].", name=name, obj=self)
 
 
 class MetricRows(list[Mapping[str, Any]]):

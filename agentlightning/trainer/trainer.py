@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.algorithm.base import (
     OF_HOOKS,
+    OF_NAMES,
     REWARD,
     TRACKERS,
     Algorithm,
@@ -180,7 +181,13 @@ class Trainer(GivenByName):
     )
 
     _method_hints: ClassVar = OTHER_VERBS
-    _others: ClassVar = {**dict.fromkeys(names_of(FeatureSettings), _otherwise), **REWARD, **TRACKERS, **OF_HOOKS}
+    _others: ClassVar = {
+        **dict.fromkeys(names_of(FeatureSettings), _otherwise),
+        **REWARD,
+        **TRACKERS,
+        **OF_NAMES,
+        **OF_HOOKS,
+    }
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from agentlightning.algorithm.parts.curriculum import TaskHistory
 from agentlightning.gateway.dialects.fields import Reading
 from agentlightning.gateway.dialects.tables.common import FORMATS
 from agentlightning.gateway.exchange import Refusal
-from agentlightning.runner.endings import hint_for
+from agentlightning.runner.endings import describe, hint_for
 from agentlightning.trainer.result import RunResult
 from tests.first_day.day import said, script
 
@@ -42,11 +42,50 @@ def test_a_metric_by_another_name(asked: str, words: str) -> None:
         ("wandb_project", r"sinks=\['wandb'\]"),
         ("logger", r"sinks=\['wandb'\]"),
         ("report_to", r"sinks=\['wandb'\]"),
+        ("project_name", r"sinks=\[WandbSink\(project=…\)\]"),
+        ("experiment_name", "run_dir='runs/name'"),
     ],
 )
 def test_other_trainers_records_and_callbacks(make: Any, given: str, words: str) -> None:
     with pytest.raises(agl.ConfigError, match=words):
         make(**{given: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("add_callback", "class Mine(agl.metrics.Sink), Trainer(sinks=[Mine()])"),
+        ("load", "Trainer(resume='runs/NAME', algorithm=…)"),
+        ("state", "result = trainer.fit(agent, tasks)"),
+        ("log", "Metrics are recorded by themselves"),
+    ],
+)
+def test_other_trainers_methods(name: str, words: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(agl.Trainer(), name)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("from agentlightning.callbacks import Callback", "There is no agentlightning.callbacks. Rollouts are seen by"),
+        ("from agentlightning import Callback", "class Mine(agl.Hook), Trainer(hooks=[Mine()])"),
+        ("from agentlightning.metrics import WandbLogger", "from agentlightning.metrics.trackers import WandbSink"),
+        ("from agentlightning.metrics import WandbSink", "It is in agentlightning.metrics.trackers"),
+        ("agl.log({'loss': 1})", "emit_reward({'correct': 1.0, 'length': 12}, primary_key='correct')"),
+    ],
+)
+def test_names_of_records_and_callbacks(line: str, words: str) -> None:
+    with pytest.raises(agl.ConfigError) as caught:
+        exec(line, {"agl": agl})
+    assert words in str(caught.value)
+
+
+def test_an_agents_line_is_named_and_none_of_ours() -> None:
+    with pytest.raises(AttributeError) as caught:
+        exec("agl.zzz", {"agl": agl})
+    assert "compat" not in describe(caught.value)
 
 
 def test_a_model_for_each_agent() -> None:
@@ -70,6 +109,22 @@ def test_an_answer_that_is_none(wrong: str, words: str) -> None:
     with pytest.raises(AttributeError) as caught:
         eval(wrong)
     assert words in str(hint_for(caught.value))
+
+
+def test_a_reward_that_a_hook_looks_for() -> None:
+    span = agl.Span.from_attributes(rollout_id="r", attempt_id="a", attributes={})
+    with pytest.raises(AttributeError) as caught:
+        span.reward  # pyright: ignore  # noqa: B018
+    assert "agl.find_final_reward(spans)" in describe(caught.value)
+
+
+def test_a_sinks_metric_by_another_name(caplog: pytest.LogCaptureFixture) -> None:
+    class Mine(agl.metrics.Sink):
+        def step(self, metrics: Any) -> None:
+            metrics["mean_reward"]
+
+    agl.metrics.Reporter(guests=[Mine()]).step({"step": 1, "reward": 0.5})
+    assert "Did you mean reward?" in caplog.text
 
 
 def test_a_curriculum_that_gives_tasks() -> None:
