@@ -19,10 +19,11 @@ from typing import Protocol
 from urllib.error import HTTPError
 from urllib.request import getproxies, proxy_bypass
 
-from agentlightning.errors import AgentError, AgentLightningError, message_of
+from agentlightning.errors import AgentError, AgentLightningError, message_of, own_text
 from agentlightning.frames import is_own
 from agentlightning.keys import redacted
 from agentlightning.runner.frameworks import CLIENT, causes, framework_of, in_its_words
+from agentlightning.runner.lines import hint_of_line
 from agentlightning.runner.versions import other_version
 from agentlightning.store.operations.codec import readable
 from agentlightning.types import Outcome
@@ -270,11 +271,6 @@ _NO_DICT = (
     "Its parts are attributes, as in answer.choices[0].message.content or call.function.arguments; answer.model_dump() "
     "is a dict."
 )
-_A_STREAM = "With stream=True the answer comes in parts:  for chunk in answer: …  Leave stream out to get it whole."
-_OF_SPANS = "The reward is in the spans of the rollout:  agl.find_final_reward(spans)."
-_A_CHUNK = "With stream=True each part has delta in place of message:  chunk.choices[0].delta.content or ''"
-_ASYNC_FOR = "An async client's stream is read with  async for chunk in stream: …  in place of a plain for."
-_PLAIN_FOR = "The stream of a client that is not async is read with a plain  for chunk in stream: …"
 _A_DICT = 'A dict\'s fields stand in brackets: task["question"]. Tasks are what the data set says, as JSON.'
 _BASE_URL = f"The address goes by another name there: {CLIENT}."
 _NO_FUNCTION = (
@@ -304,11 +300,6 @@ _ANSWERS = r"(ChatCompletion\w*|Completion\w*|Choice|Message|Function|Response\w
 _PYTHONS_WORDS = {
     r"'(LLM|ProxyLLM)' object (has no attribute|is not callable|is not subscriptable)": _NO_SUCH_PART,
     rf"'{_ANSWERS}' object is not subscriptable": _NO_DICT,
-    r"'(Async)?Stream' object (has no attribute|is not subscriptable)": _A_STREAM,
-    r"'(AttemptedRollout|Rollout|Attempt|Span)' object has no attribute '(final_)?rewards?'": _OF_SPANS,
-    r"'Choice' object has no attribute 'message'": _A_CHUNK,
-    r"'(Async\w*Stream\w*|async_generator)' object is not (iterable|an iterator)": _ASYNC_FOR,
-    r"requires an object with __aiter__ method, got (\w*Stream\w*|generator|list)": _PLAIN_FOR,
     r"'\w+Error' object (has no attribute|is not subscriptable)": "It is the error of a call: raise it to read it.",
     r"'NoneType' .* '(total|prompt|completion)_tokens'": "A stream counts tokens in its last chunk, and only with "
     "stream_options={'include_usage': True}.",
@@ -393,6 +384,8 @@ def _hint_for_one(error: BaseException) -> str | None:
             return _ONE_V1_ONLY
     if "415" in text and "Unsupported Media Type" in text:
         return SAY_JSON
+    if (meant := hint_of_line(text, own_text(error))) is not None:
+        return meant
     if module in ("builtins", "sqlite3"):
         known = next((hint for phrase, hint in _PYTHONS_WORDS.items() if re.search(phrase, text)), None)
         return known or other_version(error)
