@@ -149,6 +149,8 @@ def _unanswered(ending: Ending, summary: GatewaySummary) -> Ending | None:
 
 def describe(error: BaseException, task: object = None) -> str:
     """The message, its probable cause, and the way through the user's own files (or, if none, all files)."""
+    if isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:  # of a TaskGroup
+        return describe(error.exceptions[0], task)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
     own = [f for f in frames if is_own(f.filename)]
     hint, trace = hint_for(error) or _hint_of_task(error, task), "".join(traceback.format_list(own or frames))
@@ -207,6 +209,7 @@ _ADDRESS_OF_A_PROGRAM = (
 )
 _NO_SUCH_PART = f"What the agent is given as llm has three parts: {CLIENT}  and  model=llm.model."
 _AWAIT_IT = "`await` is missing in front of the call that gave this coroutine."
+_GATHER = "In place of asyncio.wait take  await asyncio.gather(*coroutines),  which gives their results."
 _IN_A_LOOP = (
     "An async agent runs in an event loop already: await the coroutine, instead of asyncio.run(…) or "
     "run_until_complete(…)."
@@ -300,7 +303,7 @@ _ANSWERS = r"(ChatCompletion\w*|Completion\w*|Choice|Message|Function|Response\w
 _PYTHONS_WORDS = {
     r"'(LLM|ProxyLLM)' object (has no attribute|is not callable|is not subscriptable)": _NO_SUCH_PART,
     rf"'{_ANSWERS}' object is not subscriptable": _NO_DICT,
-    r"'\w+Error' object (has no attribute|is not subscriptable)": "It is the error of a call: raise it to read it.",
+    r"'\w+Error' (object (has|is) no|and ')|(and|type|of:?|not) '\w+Error'": "It is the error of a call: raise it.",
     r"'NoneType' .* '(total|prompt|completion)_tokens'": "A stream counts tokens in its last chunk, and only with "
     "stream_options={'include_usage': True}.",
     r"'dict' object has no attribute": _A_DICT,
@@ -311,13 +314,17 @@ _PYTHONS_WORDS = {
     r"Object of type (function|builtin_function_or_method|method|type) is not JSON serializable": _NO_FUNCTION,
     r"Responses\.create\(\) got an unexpected keyword argument 'max_tokens'": OF_RESPONSES,
     r"^Missing required arg.*'prompt'|create\(\) got an unexpected keyword argument 'messages'": OF_CHAT,
-    r"'coroutine' object (has no attribute|is not)": _AWAIT_IT,
+    r"(^|\b(got|not|type|and|of)\b|[,:]) ?'?coroutine\b(?! (was|raised|ignored))": _AWAIT_IT,
+    r"^Passing coroutines is forbidden": _GATHER,
+    r"'_(GatheringFuture|asyncio\.Future|asyncio\.Task)'": _AWAIT_IT.replace("coroutine", "future"),
     r"^'?(OPENAI|ANTHROPIC|GEMINI|GOOGLE|AZURE)_[A-Z_]+'?$": OWN_KEY,
     r"asyncio\.run\(\) cannot be called from a running event loop|event loop is already running": _IN_A_LOOP,
     rf"^object ({_ANSWERS}|Stream)\b.* can't be used in 'await' expression": _SYNC_CLIENT,
     r"^object Span can't be used in 'await' expression": NO_AWAIT,
     r"^object \w+ can't be used in 'await' expression": NOT_ASYNC,
     r"'function' object does not support the (asynchronous )?context manager protocol": CALL_IT,
+    r"does not support the context manager protocol": "Where it is an asynchronous one: async with … as …:",
+    r"does not support the asynchronous context manager protocol": "It is not asynchronous: leave `async` out.",
     r"^No module named": _NOT_HERE,
     r"SOCKS.*\bsocks(io)?\b": _BY_SOCKS,
     r"^signal only works in main thread|usage of signal\.alarm": IN_A_THREAD,

@@ -15,7 +15,7 @@ _OF_EVENTS = (
 _A_STREAM = "With stream=True the answer comes in parts:  for chunk in answer: …  Leave stream out to get it whole."
 _A_CHUNK = "With stream=True each part has delta in place of message:  chunk.choices[0].delta.content or ''"
 _ASYNC_FOR = "An async client's stream is read with  async for chunk in stream: …  in place of a plain for."
-_PLAIN_FOR = "The stream of a client that is not async is read with a plain  for chunk in stream: …"
+_PLAIN_FOR = "What is there is not asynchronous: read it with a plain  for chunk in stream: …"
 _IS_WHOLE = "Without stream=True the answer is whole: answer.choices[0].message.content. With it, it comes in chunks."
 _OF_TOOLS = "message.tool_calls is None where the model called no tool: for call in message.tool_calls or []: …"
 _MEANT: tuple[tuple[str, str, str], ...] = (

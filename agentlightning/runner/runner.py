@@ -298,8 +298,11 @@ class LitAgentRunner:
             else:
                 result = await agent_loop().run(method(claimed.input, resources, claimed))
         if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()
+            if not inspect.iscoroutine(result):
+                raise AgentError(
+                    "The agent returned a task or a future, and not its result: write return await … there."
+                )
+            result.close()
             raise AgentError("The agent returned a coroutine: define it with `async def`, or await it inside.")
         return result
 

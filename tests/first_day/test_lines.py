@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,16 @@ from agentlightning.gateway.dialects import DIALECTS
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.runner.endings import describe
 
+from .day import said, script
+
 MESSAGE = ChatCompletionMessage(role="assistant", content=None)
 ANSWER = ChatCompletion.model_construct(choices=[Choice(finish_reason="stop", index=0, message=MESSAGE)])
 
 
+async def sleeps() -> None: ...
+
+
+COROUTINE = sleeps()
 NAMES: dict[str, Any] = {
     "answer": ANSWER,
     "chunk": Choice.model_construct(delta=MESSAGE),
@@ -27,6 +35,10 @@ NAMES: dict[str, Any] = {
     "blocks": type("Answer", (), {"content": [1]})(),
     "message": MESSAGE,
     "json": json,
+    "coroutine": COROUTINE,
+    "future": asyncio.Future(loop=asyncio.new_event_loop()),
+    "lock": asyncio.Lock(),
+    "nothing": contextlib.nullcontext,
     "tool_call": ChatCompletionMessageFunctionToolCall.model_construct(),
     "arguments": type("Function", (), {"arguments": "{}"})(),
 }
@@ -38,6 +50,19 @@ NAMES: dict[str, Any] = {
         ("tool_call.name", "call.function.name"),
         ('json.loads(\'{\\"a\\": \\"b\')', "If max_tokens cut the answer off, raise it"),
         ("'' + chunk.delta.content", "chunk.choices[0].delta.content or ''"),
+        ("0.5 + KeyError('q')", "It is the error of a call"),
+        ("KeyError('q')['content']", "It is the error of a call"),
+        (
+            "raise ExceptionGroup('unhandled errors in a TaskGroup', [TypeError('float and \\'coroutine\\'')])",
+            "`await` is",
+        ),
+        ("coroutine > 0.5", "`await` is missing in front of the call that gave this coroutine"),
+        ("float(coroutine)", "`await` is missing"),
+        ("sum([1, coroutine])", "`await` is missing"),
+        ("''.join([coroutine])", "`await` is missing"),
+        ("sum(future)", "`await` is missing in front of the call that gave this future"),
+        ("with lock: ...", "async with"),
+        ("async def f():\n    async with nothing: ...\nf().send(None)", "leave `async` out"),
         ("answer.choices[0].logprobs.content", "logprobs=True"),
         ("answer.choices[0].message.tool_calls[0]", "message.tool_calls or []"),
         ("[*message.tool_calls]", "message.tool_calls or []"),
@@ -62,9 +87,42 @@ def test_another_line_with_the_same_words(tmp_path: Path, line: str) -> None:
     assert not any(word in said for word in ("logprobs", "tool_calls", "delta", "chunk", "json.loads", "blocks"))
 
 
+async def test_coroutines_in_asyncio_wait(tmp_path: Path) -> None:
+    with pytest.raises(TypeError) as caught:
+        await asyncio.wait([NAMES["coroutine"]])
+    assert "await asyncio.gather(*coroutines)" in describe(caught.value)
+
+
+def test_a_task_in_place_of_its_result(tmp_path: Path) -> None:
+    returns = "async def agent(task):\n    return asyncio.create_task(asyncio.sleep(0, 1.0))\n"
+    done = script(tmp_path, f"import asyncio\n{returns}agl.Trainer().dev(agl.rollout(agent), [1])\n")
+    said(done, "The agent returned a task or a future, and not its result: write return await … there.")
+
+
+FORGETS = """
+import asyncio
+
+async def fails():
+    raise ValueError("nobody awaits me")
+
+async def agent(task):
+    begun = asyncio.create_task(fails())
+    await asyncio.sleep(0.01)
+    return 1.0
+
+agl.Trainer().dev(agl.rollout(agent), [1])
+"""
+
+
+def test_what_nobody_awaits_fails_in_a_line(tmp_path: Path) -> None:
+    done = script(tmp_path, FORGETS)
+    said(done, "What an agent began and did not await failed: ValueError: nobody awaits me", "train.py")
+    assert "Traceback" not in done.stderr
+
+
 def said_of(folder: Path, line: str) -> str:
     (folder / "agent.py").write_text(line)
-    with pytest.raises((AttributeError, TypeError, LookupError, ValueError)) as caught:
+    with pytest.raises((AttributeError, TypeError, LookupError, ValueError, ExceptionGroup)) as caught:
         exec(compile(line, str(folder / "agent.py"), "exec"), dict(NAMES))
     return describe(caught.value)
 
