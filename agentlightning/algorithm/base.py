@@ -188,11 +188,17 @@ REWARD = dict.fromkeys(
     _BY_THE_AGENT,
 )
 """How rollouts are rewarded."""
-OF_NAMES = dict.fromkeys(
-    ("run_name", "name", "exp_name", "experiment_name", "project", "project_name", "experiment", "wandb_run_name"),
-    "A run is named by its folder, Trainer(run_dir='runs/name'); a tracker's project is its sink's: "
-    "Trainer(sinks=[WandbSink(project=…)]).",
-)
+OF_NAMES = {
+    **dict.fromkeys(
+        ("run_name", "name", "exp_name", "experiment_name", "project", "project_name", "experiment", "wandb_run_name"),
+        "A run is named by its folder, Trainer(run_dir='runs/name'); a tracker's project is its sink's: "
+        "Trainer(sinks=[WandbSink(project=…)]).",
+    ),
+    **dict.fromkeys(
+        ("timeout", "timeout_seconds", "rollout_timeout", "max_time"),
+        "A rollout ends by GRPO(rollout_config=RolloutConfig(timeout_seconds=600)); in a terminal --timeout 600.",
+    ),
+}
 OF_HOOKS = {
     "callbacks": "Say Trainer(hooks=[Mine()]), whose class Mine is a subclass of agl.Hook.",
     **dict.fromkeys(
@@ -231,6 +237,7 @@ OF_THE_TRAINER = {
         )
     },
     "output_dir": _OF_THE_TRAINER.format("run_dir"),
+    **dict.fromkeys(("num_workers", "workers", "n_agents", "num_runners"), _OF_THE_TRAINER.format("n_runners")),
     **TRACKERS,
     **OF_NAMES,
     **OF_HOOKS,
@@ -251,7 +258,23 @@ OF_TRAINING = {
         "It is the agent's: @agl.rollout(group_reward=…), or a method group_reward of a LitAgent.",
     ),
     **dict.fromkeys(("judge", "reward_model", "llm_judge"), "Say group_judge=agl.GroupJudge(base_url=…, model=…)."),
-    "use_vllm": "Say backend='vllm'.",
+    **dict.fromkeys(("use_vllm", "fast_inference"), "Say backend='vllm'."),
+    **dict.fromkeys(
+        ("gpu_memory_utilization", "vllm_gpu_memory_utilization", "vllm_mode", "vllm_config"),
+        "Of vLLM there are backend='vllm', backend_options={'gpu_memory_utilization': 0.45} (docs/vllm.md).",
+    ),
+    **dict.fromkeys(
+        ("tensor_parallel_size", "tensor_model_parallel_size", "vllm_tensor_parallel_size", "tp"),
+        "tensor_parallel=2 splits the learner's layers; of vLLM: backend_options={'tensor_parallel_size': 2}.",
+    ),
+    **dict.fromkeys(
+        ("zero_stage", "deepspeed", "fsdp", "fsdp_config", "fsdp_size", "param_offload", "optimizer_offload"),
+        "ranks=2 spreads the learner over two GPUs, offload=True keeps the optimizer in the machine's memory.",
+    ),
+    **dict.fromkeys(
+        ("early_stopping", "early_stop", "early_stopping_patience", "patience", "target_reward"),
+        "Training takes the steps it is given, or until Ctrl-C; keep_checkpoints keeps the best validated, too.",
+    ),
     **dict.fromkeys(("bf16", "fp16", "half"), "Say dtype='bfloat16'."),
     **dict.fromkeys(("use_lora", "peft_config", "use_peft"), "Say lora_rank=16."),
     **dict.fromkeys(
@@ -268,7 +291,10 @@ OF_TRAINING = {
         "one pass."
     ),
     **dict.fromkeys(
-        ("gpus", "num_gpus", "n_gpus", "cuda", "use_gpu", "use_cpu"),
+        (
+            *("gpus", "num_gpus", "n_gpus", "cuda", "use_gpu", "use_cpu", "n_gpus_per_node", "nproc_per_node"),
+            *("world_size", "num_processes", "nnodes", "num_nodes"),
+        ),
         "A GPU is taken where there is one: device='cuda:1' takes another, device='cpu' none; ranks=2 spreads the "
         "learner over two.",
     ),

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 
 _KNOWN = {
-    **dict.fromkeys(("train", "fit", "run"), "It trains with Trainer(algorithm=GRPO(model=…)).fit(agent, tasks)."),
+    **dict.fromkeys(
+        ("train", "fit", "run", "finetune", "learn"),
+        "It trains with Trainer(algorithm=GRPO(model=…)).fit(agent, tasks).",
+    ),
     **dict.fromkeys(
         ("init", "login", "configure", "setup", "start"),
         "There is nothing to set up: make a Trainer(…) and call fit(agent, tasks).",
     ),
     **dict.fromkeys(
-        ("Agent", "Environment", "Env", "Task", "Rubric", "reward", "reward_fn"),
+        ("Agent", "Environment", "Env", "Task", "Episode", "Trajectory", "Rubric", "reward", "reward_fn", "Reward"),
         "An agent is a function that does a task and returns its reward: @agl.rollout on def agent(task, llm). "
         "A task is any JSON value. Other people's environments are loaded: load_environment('gym:Taxi-v4').",
     ),
@@ -24,6 +27,29 @@ _KNOWN = {
         "That is PyTorch Lightning's. This package trains agents: Trainer(algorithm=GRPO(model=…)).fit(agent, tasks).",
     ),
     **dict.fromkeys(
+        ("evaluate", "eval", "test", "validate", "Evaluator", "benchmark"),
+        "agl eval RUN compares models; Trainer(algorithm=Baseline(model=…)).fit(agent, tasks) measures one.",
+    ),
+    **dict.fromkeys(
+        ("load", "load_model", "load_run", "open_run", "load_checkpoint", "from_pretrained", "resume", "load_policy"),
+        "A run's model is named: GRPO(model='runs/NAME'); Trainer(resume='runs/NAME', algorithm=…).fit(…) goes on with "
+        "it; metrics.read_metrics(Path('runs/NAME/metrics.jsonl')) gives its rows.",
+    ),
+    **dict.fromkeys(("seed", "set_seed", "seed_everything", "manual_seed"), "It is a setting: GRPO(model=…, seed=1)."),
+    **dict.fromkeys(
+        ("serve", "export", "generate", "chat", "show", "deploy", "plan", "push_to_hub"),
+        "That is for a terminal:  agl serve RUN  answers over the OpenAI API,  agl export RUN --to FOLDER  writes the "
+        "model,  agl --help  lists the others.",
+    ),
+    **dict.fromkeys(
+        ("Tool", "tool", "Tools", "tools", "Message", "Messages", "Client"),
+        "Tools, messages and clients are the agent's own: OpenAI(base_url=llm.endpoint, api_key=llm.api_key).",
+    ),
+    **dict.fromkeys(
+        ("Store", "SQLiteStore", "MemoryStore"),
+        "Stores are InMemoryLightningStore() and SqliteLightningStore('store.db'); a trainer makes its own.",
+    ),
+    **dict.fromkeys(
         ("callbacks", "Callback", "TrainerCallback", "BaseCallback", "Callbacks", "hooks", "callback"),
         "Rollouts are seen by a hook: class Mine(agl.Hook), Trainer(hooks=[Mine()]). After each step the step(self, "
         "metrics) of a sink is called: class Mine(agl.metrics.Sink), Trainer(sinks=[Mine()]).",
@@ -34,7 +60,7 @@ _KNOWN = {
         "are parts of its reward: emit_reward({'correct': 1.0, 'length': 12}, primary_key='correct').",
     ),
     **dict.fromkeys(
-        ("AutoModelForCausalLM", "AutoTokenizer", "LoraConfig"),
+        ("AutoModelForCausalLM", "AutoTokenizer", "LoraConfig", "Model", "Policy", "LanguageModel", "PolicyModel"),
         "A model is named, not made: GRPO(model='Qwen/Qwen3-0.6B', lora_rank=16).",
     ),
 }

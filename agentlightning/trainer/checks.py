@@ -48,32 +48,6 @@ _PARTS: dict[str, tuple[type, str]] = {
     "console": (Console, "metrics.SilentConsole()"),
 }
 _HIGHEST_PORT = 65535
-OTHER_VERBS = {
-    **dict.fromkeys(("train", "run", "learn", "start"), "It trains with fit(agent, tasks)."),
-    **dict.fromkeys(
-        ("evaluate", "eval", "test", "validate", "predict"),
-        "agl eval RUN compares models; Trainer(algorithm=Baseline(model=…)).fit(agent, tasks) measures one.",
-    ),
-    **dict.fromkeys(("add_callback", "add_hook", "register_hook", "callbacks"), f"Trainer(hooks=[Mine()]). {OF_STEPS}"),
-    **dict.fromkeys(
-        ("load", "restore", "resume", "from_run", "from_checkpoint", "load_checkpoint", "load_from_checkpoint"),
-        "Trainer(resume='runs/NAME', algorithm=…).fit(…) goes on with a run; GRPO(model='runs/NAME') takes its model.",
-    ),
-    **dict.fromkeys(
-        (
-            *("state", "result", "results", "history", "logs", "log_history", "metrics", "callback_metrics", "model"),
-            *("checkpoint", "policy", "tokenizer"),
-        ),
-        "fit returns it: result = trainer.fit(agent, tasks). result.metrics has a row per step, and the model is in "
-        "result.checkpoint / 'model'.",
-    ),
-    **dict.fromkeys(("log", "log_metrics", "logger"), f"Metrics are recorded by themselves. {OF_STEPS}"),
-    **dict.fromkeys(
-        ("save", "save_model", "save_checkpoint", "save_pretrained", "push_to_hub", "export"),
-        "Checkpoints are in the run's folder. agl export RUN --to FOLDER writes the model, --push NAME/REPOSITORY too.",
-    ),
-}
-"""What other trainers have as methods, and where it is here."""
 _AN_AGENT = (
     "a function of a task, or a LitAgent: let the class be one, class MyAgent(agl.LitAgent), with a method "
     "rollout(self, task, resources, rollout)."

@@ -58,7 +58,6 @@ from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.trainer import left_running
 from agentlightning.trainer.awaiting import says_how_to_await
 from agentlightning.trainer.checks import (
-    OTHER_VERBS,
     as_agent,
     as_tasks,
     check_adapter,
@@ -96,6 +95,7 @@ from agentlightning.trainer.live import (
 )
 from agentlightning.trainer.log import LOG_FILE, logged
 from agentlightning.trainer.on_ray import connect_to_ray
+from agentlightning.trainer.overrides import OTHER_VERBS
 from agentlightning.trainer.provenance import code_of, provenance, recipe_of
 from agentlightning.trainer.result import RunResult
 from agentlightning.trainer.runners import StartedRunners, be_a_runner, started_runners

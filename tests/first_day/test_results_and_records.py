@@ -61,8 +61,38 @@ def test_other_trainers_records_and_callbacks(make: Any, given: str, words: str)
     ],
 )
 def test_other_trainers_methods(name: str, words: str) -> None:
-    with pytest.raises(AttributeError) as caught:
-        getattr(agl.Trainer(), name)
+    for asked in (agl.Trainer(), agl.Trainer):
+        with pytest.raises(AttributeError) as caught:
+            getattr(asked, name)
+        assert words in str(caught.value)
+
+
+def test_an_algorithm_is_not_loaded() -> None:
+    with pytest.raises(AttributeError, match="Settings are its arguments, and a model is named"):
+        agl.GRPO.from_config("a.yaml")  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(agl.ConfigError, match=r"RolloutConfig\(timeout_seconds=600\)"):
+        agl.Trainer(timeout=5)  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("gpu_memory_utilization", "backend_options={'gpu_memory_utilization': 0.45}"),
+        ("deepspeed", "ranks=2 spreads the learner"),
+        ("timeout", "GRPO(rollout_config=RolloutConfig(timeout_seconds=600))"),
+        ("early_stopping", "Training takes the steps it is given"),
+        ("n_gpus_per_node", "ranks=2 spreads the learner"),
+        ("num_workers", "Trainer(algorithm=…, n_runners=…)"),
+        ("temp", "Did you mean temperature?"),
+        ("actor_lr", "Did you mean learning_rate?"),
+        ("kl_loss_type", "Did you mean kl_estimator?"),
+        ("rollout_n", "Did you mean group_size?"),
+        ("save_total_limit", "Did you mean keep_checkpoints?"),
+    ],
+)
+def test_other_trainers_settings(setting: str, words: str) -> None:
+    with pytest.raises(agl.ConfigError) as caught:
+        agl.GRPO(**{"model": "calc", setting: 1})
     assert words in str(caught.value)
 
 
