@@ -43,11 +43,7 @@ _ALIKE = 0.62
 """How much of two names must be the same, for one to be a slip of the other."""
 OTHER_LIBRARIES_NAMES = {
     "lr": "learning_rate",
-    "batch_size": "tasks_per_step",
-    "train_batch_size": "tasks_per_step",
-    "per_device_train_batch_size": "tasks_per_step",
-    "num_generations": "group_size",
-    "n": "group_size",
+    **dict.fromkeys(("num_generations", "n", "rollout_n"), "group_size"),
     **dict.fromkeys(
         ("samples_per_task", "rollouts_per_task", "n_samples_per_prompt", "samples_per_prompt"), "group_size"
     ),
@@ -63,26 +59,19 @@ OTHER_LIBRARIES_NAMES = {
     **dict.fromkeys(("eps_clip_high", "clip_ratio_high", "cliprange_high"), "clip_high"),
     **dict.fromkeys(("loss_type", "policy_loss"), "loss"),
     **dict.fromkeys(("loss_agg_mode", "loss_aggregation"), "normalization"),
-    **dict.fromkeys(("actor_learning_rate", "policy_lr"), "learning_rate"),
+    **dict.fromkeys(("actor_learning_rate", "policy_lr", "actor_lr"), "learning_rate"),
     **dict.fromkeys(("warmup_ratio", "lr_warmup_steps", "num_warmup_steps"), "warmup_steps"),
-    "max_steps": "steps",
-    "num_steps": "steps",
-    "beta": "kl_coef",
-    "kl": "kl_coef",
-    "kl_beta": "kl_coef",
-    "epsilon": "clip_low",
-    "eps": "clip_low",
-    "clip_range": "clip_low",
-    "clip": "clip_low",
+    **dict.fromkeys(("max_steps", "num_steps"), "steps"),
+    **dict.fromkeys(("beta", "kl", "kl_beta"), "kl_coef"),
+    **dict.fromkeys(("epsilon", "eps", "clip_range", "clip"), "clip_low"),
+    **dict.fromkeys(("lora", "lora_r", "rank", "r"), "lora_rank"),
+    **dict.fromkeys(("batch_size", "train_batch_size", "per_device_train_batch_size"), "tasks_per_step"),
     "epsilon_high": "clip_high",
     **dict.fromkeys(("num_iterations", "ppo_epochs", "num_ppo_epochs"), "update_epochs"),
     "entropy": "entropy_coef",
     **dict.fromkeys(("max_length", "max_seq_length", "max_seq_len", "sequence_len", "max_model_len"), "max_context"),
     **dict.fromkeys(("context_length", "cutoff_len"), "max_context"),
     **dict.fromkeys(("max_new_tokens", "max_output_tokens"), "max_tokens"),
-    "lora": "lora_rank",
-    "lora_r": "lora_rank",
-    "rank": "lora_rank",
     **dict.fromkeys(("model_name", "base_model", "model_path", "model_name_or_path", "pretrain"), "model"),
     **dict.fromkeys(("torch_dtype", "precision"), "dtype"),
     **dict.fromkeys(("engine", "inference_engine"), "backend"),
@@ -97,6 +86,10 @@ OTHER_LIBRARIES_NAMES = {
     "workers": "n_runners",
     **dict.fromkeys(("gpus", "num_gpus", "n_gpus", "cuda"), "device"),
     **dict.fromkeys(("output", "out", "output_path", "save_dir", "save_path", "log_dir", "logdir"), "run_dir"),
+    **dict.fromkeys(("algo", "alg", "algorithms"), "algorithm"),
+    **dict.fromkeys(("kl_loss_type", "kl_penalty", "kl_type"), "kl_estimator"),
+    **dict.fromkeys(("temp", "sampling_temperature"), "temperature"),
+    **dict.fromkeys(("save_total_limit", "max_checkpoints", "keep_last", "max_ckpt_num"), "keep_checkpoints"),
     "lr_scheduler_type": "schedule",
     "max_grad": "max_grad_norm",
     "resume_from_checkpoint": "resume",
@@ -141,6 +134,19 @@ class _ByName(ABCMeta):
                     refuse_missing(cls.__name__, given, parameters, cls._needed)
             return super().__call__(*positional, **cls._as_fields(given))
 
+        def __getattr__(cls, name: str) -> Any:
+            raise AttributeError(
+                f"type object {cls.__name__!r} has no attribute {name!r}.{_hint_of_method(cls, name)}",
+                name=name,
+                obj=cls,
+            )
+
+
+def _hint_of_method(cls: Any, name: str) -> str:
+    """What is written here in place of a method that other libraries have."""
+    hints: Mapping[str, str] = {} if name.startswith("_") else cls._method_hints
+    return f" {hints[name]}" if name in hints else ""
+
 
 class GivenByName(metaclass=_ByName):
     """A class whose settings are keyword arguments: an unknown name is refused with the one that was meant."""
@@ -170,7 +176,7 @@ class GivenByName(metaclass=_ByName):
         __signature__ = _SignatureOfInit()
 
         def __getattr__(self, name: str) -> Any:
-            hint = f" {self._method_hints[name]}" if name in type(self)._method_hints else ""
+            hint = _hint_of_method(type(self), name)
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}.{hint}", name=name, obj=self
             )

@@ -28,7 +28,10 @@ from __future__ import annotations
 
 import os
 import re
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from traceback import FrameSummary
 
 
 class AgentLightningError(Exception):
@@ -238,9 +241,19 @@ def _where(error: BaseException) -> str:
 
 def own_line(error: BaseException) -> str:
     """The innermost line of the user's own that an error came through, as "FILE, line N"; empty if there is none."""
+    frame = _own_frame(error)
+    return f"{frame.filename}, line {frame.lineno}" if frame else ""
+
+
+def own_text(error: BaseException) -> str:
+    """What is written in that line."""
+    frame = _own_frame(error)
+    return (frame.line or "") if frame else ""
+
+
+def _own_frame(error: BaseException) -> FrameSummary | None:
     from traceback import extract_tb
 
     from agentlightning.frames import is_own
 
-    frames = [frame for frame in extract_tb(error.__traceback__) if is_own(frame.filename)]
-    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+    return next((frame for frame in reversed(extract_tb(error.__traceback__)) if is_own(frame.filename)), None)

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from agentlightning.errors import AgentLightningError, debugging, in_words
+from agentlightning.errors import AgentLightningError, debugging, in_words, message_of, own_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,20 +53,42 @@ def _in_words_or(otherwise: Hook) -> Hook:
     return show
 
 
+_ROWS = (
+    "result.metrics has a row per step, each a dict. The last reward: result.metrics[-1]['reward']; all of them: "
+    "[row.get('reward') for row in result.metrics]."
+)
+_MODEL = (
+    "Its model is in the folder model: AutoModelForCausalLM.from_pretrained(result.checkpoint / 'model'), or "
+    "agl export RUN --to FOLDER."
+)
+_NOTES = {
+    r"\bMetricRows?\b(?!.*: row\[)|values to unpack[^\n]*\n.*\.metrics": _ROWS,
+    r"\bRunResult\b(?!.* no )": f"RunResult is what fit() returns: run_dir, checkpoint, stopped and metrics. {_ROWS}",
+    r"^Extra data: line 2 column 1|^Trailing data": "If the file has a JSON value per line (.jsonl), read it by lines: "
+    "[json.loads(line) for line in file]; with pandas, read_json(file, lines=True).",
+    r"[Ii]s a directory: '.*[/\\]step-\d+'|'(Posix|Windows)Path' object.*\n.*\bcheckpoint\b|"
+    r"\n.*from_pretrained\(.*\.(run_dir|checkpoint)\)": f"result.checkpoint is a folder. {_MODEL}",
+    r"type\(s\) for \+: '(Posix|Windows)Path'": "Paths are joined by /: result.run_dir / 'metrics.jsonl'.",
+    r"^Object of type (Posix|Windows)Path is not JSON": "json.dumps(…, default=str) writes paths as texts.",
+}
+"""Python's words for a mistake with what this package gives, with the user's line below, and what mends it."""
+
+
 def _note_on(error: BaseException) -> str | None:
     """What mends an error of Python's own, where that is known."""
     if isinstance(error, ValueError) and "a coroutine was expected, got RunResult" in str(error):
         return "fit() is no coroutine, and it had ended by then. Leave asyncio.run out, or run trainer.fit_async(…)."
     run = re.search(r"Unrecognized model in (.+)\. Should have a `model_type`", str(error))
-    if run and (Path(run[1]) / "run.json").is_file():
-        return "This is the folder of a run. Its model: result.checkpoint, or agl export RUN --to FOLDER."
+    if run and any((Path(run[1]) / name).is_file() for name in ("run.json", "checkpoint.json")):
+        return f"This is the folder of a run or a checkpoint. {_MODEL}"
     if isinstance(error, FrozenInstanceError):
-        return "Settings are not changed afterwards: give them when the object is made, such as GRPO(model=…, steps=5)."
+        return "This object stays as it was made. Settings are given when it is made, such as GRPO(model=…, steps=5)."
     if isinstance(error, ImportError | AttributeError):
         for module, file in _concerned(error):
             if _hides_another(module, file):
                 return f"{file} is a file of yours, and hides the package {module!r}: give the file another name."
-    return None
+    about = f"{message_of(error)}\n{own_text(error)}"
+    return next((note for words, note in _NOTES.items() if re.search(words, about)), None)
 
 
 def _concerned(error: ImportError | AttributeError) -> Iterator[tuple[str, str]]:

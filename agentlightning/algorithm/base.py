@@ -188,9 +188,38 @@ REWARD = dict.fromkeys(
     _BY_THE_AGENT,
 )
 """How rollouts are rewarded."""
-OF_HOOKS = {"callbacks": "Say Trainer(hooks=[Mine()]), whose class Mine is a subclass of agl.Hook."}
+OF_NAMES = {
+    **dict.fromkeys(
+        ("run_name", "name", "exp_name", "experiment_name", "project", "project_name", "experiment", "wandb_run_name"),
+        "A run is named by its folder, Trainer(run_dir='runs/name'); a tracker's project is its sink's: "
+        "Trainer(sinks=[WandbSink(project=…)]).",
+    ),
+    **dict.fromkeys(
+        ("timeout", "timeout_seconds", "rollout_timeout", "max_time"),
+        "A rollout ends by GRPO(rollout_config=RolloutConfig(timeout_seconds=600)); in a terminal --timeout 600.",
+    ),
+}
+OF_HOOKS = {
+    "callbacks": "Say Trainer(hooks=[Mine()]), whose class Mine is a subclass of agl.Hook.",
+    **dict.fromkeys(
+        ("verbose", "quiet", "silent", "progress_bar", "show_progress", "disable_tqdm", "verbosity"),
+        "A run prints nothing with Trainer(console=agl.metrics.SilentConsole()).",
+    ),
+}
 TRACKERS = dict.fromkeys(
-    ("report_to", "logger", "loggers", "log_with", "log_to", "wandb", "use_wandb", "wandb_project", "tensorboard"),
+    (
+        *("report_to", "logger", "loggers", "log_with", "log_to", "wandb", "use_wandb", "wandb_project", "tensorboard"),
+        *("wandb_entity", "mlflow", "tracker", "trackers", "log", "logging"),
+        *(
+            "log_every",
+            "logging_steps",
+            "log_steps",
+            "log_interval",
+            "tracking_uri",
+            "mlflow_tracking_uri",
+            "use_mlflow",
+        ),
+    ),
     "Where metrics go is a setting of the trainer: Trainer(algorithm=…, sinks=['wandb']), or sinks=[WandbSink(…)].",
 )
 """How other trainers call what records their metrics."""
@@ -208,7 +237,9 @@ OF_THE_TRAINER = {
         )
     },
     "output_dir": _OF_THE_TRAINER.format("run_dir"),
+    **dict.fromkeys(("num_workers", "workers", "n_agents", "num_runners"), _OF_THE_TRAINER.format("n_runners")),
     **TRACKERS,
+    **OF_NAMES,
     **OF_HOOKS,
 }
 """What a trainer is given, and not an algorithm."""
@@ -227,7 +258,23 @@ OF_TRAINING = {
         "It is the agent's: @agl.rollout(group_reward=…), or a method group_reward of a LitAgent.",
     ),
     **dict.fromkeys(("judge", "reward_model", "llm_judge"), "Say group_judge=agl.GroupJudge(base_url=…, model=…)."),
-    "use_vllm": "Say backend='vllm'.",
+    **dict.fromkeys(("use_vllm", "fast_inference"), "Say backend='vllm'."),
+    **dict.fromkeys(
+        ("gpu_memory_utilization", "vllm_gpu_memory_utilization", "vllm_mode", "vllm_config"),
+        "Of vLLM there are backend='vllm', backend_options={'gpu_memory_utilization': 0.45} (docs/vllm.md).",
+    ),
+    **dict.fromkeys(
+        ("tensor_parallel_size", "tensor_model_parallel_size", "vllm_tensor_parallel_size", "tp"),
+        "tensor_parallel=2 splits the learner's layers; of vLLM: backend_options={'tensor_parallel_size': 2}.",
+    ),
+    **dict.fromkeys(
+        ("zero_stage", "deepspeed", "fsdp", "fsdp_config", "fsdp_size", "param_offload", "optimizer_offload"),
+        "ranks=2 spreads the learner over two GPUs, offload=True keeps the optimizer in the machine's memory.",
+    ),
+    **dict.fromkeys(
+        ("early_stopping", "early_stop", "early_stopping_patience", "patience", "target_reward"),
+        "Training takes the steps it is given, or until Ctrl-C; keep_checkpoints keeps the best validated, too.",
+    ),
     **dict.fromkeys(("bf16", "fp16", "half"), "Say dtype='bfloat16'."),
     **dict.fromkeys(("use_lora", "peft_config", "use_peft"), "Say lora_rank=16."),
     **dict.fromkeys(
@@ -244,7 +291,10 @@ OF_TRAINING = {
         "one pass."
     ),
     **dict.fromkeys(
-        ("gpus", "num_gpus", "n_gpus", "cuda", "use_gpu", "use_cpu"),
+        (
+            *("gpus", "num_gpus", "n_gpus", "cuda", "use_gpu", "use_cpu", "n_gpus_per_node", "nproc_per_node"),
+            *("world_size", "num_processes", "nnodes", "num_nodes"),
+        ),
         "A GPU is taken where there is one: device='cuda:1' takes another, device='cpu' none; ranks=2 spreads the "
         "learner over two.",
     ),
@@ -263,11 +313,6 @@ OF_TRAINING = {
     **dict.fromkeys(
         ("system_prompt", "prompt_template", "tools", "stop", "stop_strings", "stop_sequences"),
         "That is the agent's: it says so in its requests to the model.",
-    ),
-    **dict.fromkeys(
-        ("run_name", "project", "project_name", "experiment_name"),
-        "A run is named by its folder, Trainer(run_dir='runs/name'); a tracker's project is its sink's: "
-        "Trainer(sinks=[WandbSink(project=…)]).",
     ),
     **dict.fromkeys(("optimizer", "optim"), "It is AdamW, with learning_rate and weight_decay."),
     **dict.fromkeys(("logging_steps", "log_every"), "Every step is written to metrics.jsonl and printed."),

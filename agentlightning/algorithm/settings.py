@@ -77,9 +77,15 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, Algorithm):
     A setting that does not exist, or that would have no effect, is a ConfigError when the algorithm is made.
     """
 
-    _method_hints: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("fit", "train", "dev", "learn"), "Give it to a trainer: Trainer(algorithm=…).fit(agent, tasks)."
-    )
+    _method_hints: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("fit", "train", "dev", "learn"), "Give it to a trainer: Trainer(algorithm=…).fit(agent, tasks)."
+        ),
+        **dict.fromkeys(
+            ("load", "from_pretrained", "from_config", "from_yaml", "from_dict", "save", "save_pretrained"),
+            "Settings are its arguments, and a model is named: GRPO(model='runs/NAME', steps=5).",
+        ),
+    }
     _others = OF_TRAINING
     _needed: ClassVar[Mapping[str, str]] = {
         "model": "a directory, a Hugging Face id such as 'Qwen/Qwen3-0.6B', or 'calc', which ships with the package"

@@ -31,7 +31,7 @@ def resolve(module: str, name: str) -> Any:
     Raises AttributeError for one that the table does not know, and NotKept for one that is not kept.
     """
     old = BY_NAME.get(f"{module}:{name}")
-    if old is None and (words := of_others(module, name)) is not None:
+    if old is None and module == "agentlightning" and (words := of_others(module, name)) is not None:
         raise NoSuchName(words)
     if old is None:
         raise AttributeError(f"module '{module}' has no attribute '{name}'{meant(module, name)}")
@@ -44,12 +44,12 @@ def resolve(module: str, name: str) -> Any:
 
 def of_others(module: str, name: str) -> str | None:
     """The words for a name that other libraries have and the package lacks; None for any other."""
-    if module != "agentlightning":
+    if module.partition(".")[0] != "agentlightning":
         return None
     from agentlightning.compat.other_libraries import written_here  # seldom needed
 
-    hint = written_here(name, set(dir(sys.modules.get(module))))
-    return hint and f"There is no agentlightning.{name}. {hint}"
+    hint = written_here(name, set(sys.modules["agentlightning"].__all__))
+    return hint and f"There is no {module}.{name}. {hint}"
 
 
 def why_not(old: Old) -> str:
@@ -63,7 +63,8 @@ def meant(module: str, name: str) -> str:
 
     if name in (there := dir(sys.modules.get(module))):  # it could not be loaded, which is said elsewhere
         return ""
-    if place := module == "agentlightning" and _part_with(name):
+    place = None if module != "agentlightning" and name in sys.modules["agentlightning"].__all__ else _part_with(name)
+    if place and place != module:
         return f". It is in {place}: from {place} import {name}"
     if module != "agentlightning" and name in sys.modules["agentlightning"].__all__:
         return f". It is in agentlightning: from agentlightning import {name}"

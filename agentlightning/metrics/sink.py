@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from agentlightning.arguments import nearest
 from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_write, open_private, reason_of_file
 from agentlightning.metrics.catalogue import METRICS
@@ -29,6 +31,26 @@ logger = logging.getLogger(__name__)
 
 Columns = Sequence[tuple[str, str, str]]
 """Metric, title and format of each column of a table."""
+
+
+class MetricRow(dict[str, Any]):
+    """A step's metrics, which says what they are called where one is asked for by another name."""
+
+    of_others: Collection[str] = ()
+    """The metrics that any step has."""
+
+    def __missing__(self, name: str) -> Any:
+        if name in self.of_others:
+            raise KeyError(f"{name}. This step has none, and others do: row.get({name!r}) is None where there is none.")
+        wanted = re.sub("accuracy|acc|score|return", "reward", re.sub("^(mean|avg|average|train|final)_", "", name))
+        meant = nearest(wanted, self.of_others or self)
+        hint = f"Did you mean {meant}?" if meant else f"The row has {', '.join(self)}."
+        raise KeyError(f"{name}. {hint}")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"A row of metrics is a dict: row[{name!r}].", name=name, obj=self)
 
 
 class Sink:
@@ -95,7 +117,7 @@ class Reporter(Sink):
         self._tell(lambda sink: sink.columns(columns))
 
     def step(self, metrics: Mapping[str, Any]) -> None:
-        whole = {**metrics, **self._gauges()}
+        whole = MetricRow({**metrics, **self._gauges()})
         self._tell(lambda sink: sink.step(whole))
 
     def status(self, text: str) -> None:

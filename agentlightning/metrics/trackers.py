@@ -193,11 +193,19 @@ TRACKERS: Mapping[str, Callable[[str], Sink]] = {
 """Trackers by name, each for a project; where they write is what their own variables of the environment say."""
 
 
+_WITH_SETTINGS = (
+    "One with settings is an object: from agentlightning.metrics.trackers import WandbSink, and "
+    "sinks=[WandbSink('my-project')]."
+)
+
+
 def as_sink(sink: Sink | str, project: str = "agentlightning") -> Sink:
     """The tracker of a name; a sink as it is.
 
     Raises ConfigError for a name that there is not, or whose package is not installed.
     """
+    if isinstance(sink, Mapping):
+        raise ConfigError(f"A sink is no dict. {_WITH_SETTINGS}")
     if not isinstance(sink, str):
         return sink
     if sink not in TRACKERS:
@@ -207,6 +215,8 @@ def as_sink(sink: Sink | str, project: str = "agentlightning") -> Sink:
 
 def _hint(name: str) -> str:
     """What is meant by a name of no tracker."""
+    if re.split(r"[:=/(]", name)[0].strip() in TRACKERS and not name.isalpha():
+        return _WITH_SETTINGS
     parts = [part.strip() for part in re.split("[,;+ ]", name) if part.strip()]
     if len(parts) > 1:
         return f"Give each by itself: {' '.join(f'--log {part}' for part in parts)}, or sinks={parts}."

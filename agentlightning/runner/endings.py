@@ -19,10 +19,11 @@ from typing import Protocol
 from urllib.error import HTTPError
 from urllib.request import getproxies, proxy_bypass
 
-from agentlightning.errors import AgentError, AgentLightningError, message_of
-from agentlightning.frames import is_library
+from agentlightning.errors import AgentError, AgentLightningError, message_of, own_text
+from agentlightning.frames import is_own
 from agentlightning.keys import redacted
 from agentlightning.runner.frameworks import CLIENT, causes, framework_of, in_its_words
+from agentlightning.runner.lines import hint_of_line
 from agentlightning.runner.versions import other_version
 from agentlightning.store.operations.codec import readable
 from agentlightning.types import Outcome
@@ -148,8 +149,10 @@ def _unanswered(ending: Ending, summary: GatewaySummary) -> Ending | None:
 
 def describe(error: BaseException, task: object = None) -> str:
     """The message, its probable cause, and the way through the user's own files (or, if none, all files)."""
+    if isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:  # of a TaskGroup
+        return describe(error.exceptions[0], task)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
-    own = [f for f in frames if not is_library(f.filename)]
+    own = [f for f in frames if is_own(f.filename)]
     hint, trace = hint_for(error) or _hint_of_task(error, task), "".join(traceback.format_list(own or frames))
     message = ": ".join(filter(None, (type(error).__name__, re.sub(r":\s*\n\s*", ": ", message_of(error), count=1))))
     sentence = "\n".join(filter(None, (message, hint and in_its_words(hint, error))))
@@ -206,6 +209,7 @@ _ADDRESS_OF_A_PROGRAM = (
 )
 _NO_SUCH_PART = f"What the agent is given as llm has three parts: {CLIENT}  and  model=llm.model."
 _AWAIT_IT = "`await` is missing in front of the call that gave this coroutine."
+_GATHER = "In place of asyncio.wait take  await asyncio.gather(*coroutines),  which gives their results."
 _IN_A_LOOP = (
     "An async agent runs in an event loop already: await the coroutine, instead of asyncio.run(…) or "
     "run_until_complete(…)."
@@ -270,10 +274,6 @@ _NO_DICT = (
     "Its parts are attributes, as in answer.choices[0].message.content or call.function.arguments; answer.model_dump() "
     "is a dict."
 )
-_A_STREAM = "With stream=True the answer comes in parts:  for chunk in answer: …  Leave stream out to get it whole."
-_A_CHUNK = "With stream=True each part has delta in place of message:  chunk.choices[0].delta.content or ''"
-_ASYNC_FOR = "An async client's stream is read with  async for chunk in stream: …  in place of a plain for."
-_PLAIN_FOR = "The stream of a client that is not async is read with a plain  for chunk in stream: …"
 _A_DICT = 'A dict\'s fields stand in brackets: task["question"]. Tasks are what the data set says, as JSON.'
 _BASE_URL = f"The address goes by another name there: {CLIENT}."
 _NO_FUNCTION = (
@@ -303,11 +303,7 @@ _ANSWERS = r"(ChatCompletion\w*|Completion\w*|Choice|Message|Function|Response\w
 _PYTHONS_WORDS = {
     r"'(LLM|ProxyLLM)' object (has no attribute|is not callable|is not subscriptable)": _NO_SUCH_PART,
     rf"'{_ANSWERS}' object is not subscriptable": _NO_DICT,
-    r"'(Async)?Stream' object (has no attribute|is not subscriptable)": _A_STREAM,
-    r"'Choice' object has no attribute 'message'": _A_CHUNK,
-    r"'(Async\w*Stream\w*|async_generator)' object is not (iterable|an iterator)": _ASYNC_FOR,
-    r"requires an object with __aiter__ method, got (\w*Stream\w*|generator|list)": _PLAIN_FOR,
-    r"'\w+Error' object (has no attribute|is not subscriptable)": "It is the error of a call: raise it to read it.",
+    r"'\w+Error' (object (has|is) no|and ')|(and|type|of:?|not) '\w+Error'": "It is the error of a call: raise it.",
     r"'NoneType' .* '(total|prompt|completion)_tokens'": "A stream counts tokens in its last chunk, and only with "
     "stream_options={'include_usage': True}.",
     r"'dict' object has no attribute": _A_DICT,
@@ -318,13 +314,17 @@ _PYTHONS_WORDS = {
     r"Object of type (function|builtin_function_or_method|method|type) is not JSON serializable": _NO_FUNCTION,
     r"Responses\.create\(\) got an unexpected keyword argument 'max_tokens'": OF_RESPONSES,
     r"^Missing required arg.*'prompt'|create\(\) got an unexpected keyword argument 'messages'": OF_CHAT,
-    r"'coroutine' object (has no attribute|is not)": _AWAIT_IT,
+    r"(^|\b(got|not|type|and|of)\b|[,:]) ?'?coroutine\b(?! (was|raised|ignored))": _AWAIT_IT,
+    r"^Passing coroutines is forbidden": _GATHER,
+    r"'_(GatheringFuture|asyncio\.Future|asyncio\.Task)'": _AWAIT_IT.replace("coroutine", "future"),
     r"^'?(OPENAI|ANTHROPIC|GEMINI|GOOGLE|AZURE)_[A-Z_]+'?$": OWN_KEY,
     r"asyncio\.run\(\) cannot be called from a running event loop|event loop is already running": _IN_A_LOOP,
     rf"^object ({_ANSWERS}|Stream)\b.* can't be used in 'await' expression": _SYNC_CLIENT,
     r"^object Span can't be used in 'await' expression": NO_AWAIT,
     r"^object \w+ can't be used in 'await' expression": NOT_ASYNC,
     r"'function' object does not support the (asynchronous )?context manager protocol": CALL_IT,
+    r"does not support the context manager protocol": "Where it is an asynchronous one: async with … as …:",
+    r"does not support the asynchronous context manager protocol": "It is not asynchronous: leave `async` out.",
     r"^No module named": _NOT_HERE,
     r"SOCKS.*\bsocks(io)?\b": _BY_SOCKS,
     r"^signal only works in main thread|usage of signal\.alarm": IN_A_THREAD,
@@ -391,6 +391,8 @@ def _hint_for_one(error: BaseException) -> str | None:
             return _ONE_V1_ONLY
     if "415" in text and "Unsupported Media Type" in text:
         return SAY_JSON
+    if (meant := hint_of_line(text, own_text(error))) is not None:
+        return meant
     if module in ("builtins", "sqlite3"):
         known = next((hint for phrase, hint in _PYTHONS_WORDS.items() if re.search(phrase, text)), None)
         return known or other_version(error)

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 from agentlightning.errors import AgentError
 from agentlightning.runner.blocking import watch_for_blocking
+from agentlightning.runner.endings import describe
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,11 @@ def _without_clients_left_open(loop: asyncio.AbstractEventLoop, context: dict[st
 def _without_streams_left_open(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Says what went wrong in a loop, but for a client's answer that an agent did not read to its end: that is closed
     with the loop, and clients cannot always do so."""
-    if "asyncgen" not in context:
+    error = context.get("exception")
+    if error is not None and "was never retrieved" in context.get("message", ""):
+        if not isinstance(error, asyncio.CancelledError):  # it ended with the program
+            logger.warning("What an agent began and did not await failed: %s", describe(error))
+    elif "asyncgen" not in context:
         _without_clients_left_open(loop, context)
 
 

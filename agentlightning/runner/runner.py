@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import logging
 import os
+import reprlib
 import socket
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
@@ -71,6 +72,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 15.0
 """Between two reports of an attempt's end while the store is out of reach."""
 HOOK_SECONDS = 60.0
 """How long a hook may take before it is left."""
+_NOTHING_IS_DONE = "%s.%s returned %s, which has no effect: a reward is what the agent returns, or emit_reward records."
 
 _STATUS = {
     Outcome.OK: AttemptStatus.SUCCEEDED,
@@ -296,8 +298,11 @@ class LitAgentRunner:
             else:
                 result = await agent_loop().run(method(claimed.input, resources, claimed))
         if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()
+            if not inspect.iscoroutine(result):
+                raise AgentError(
+                    "The agent returned a task or a future, and not its result: write return await … there."
+                )
+            result.close()
             raise AgentError("The agent returned a coroutine: define it with `async def`, or await it inside.")
         return result
 
@@ -419,9 +424,11 @@ class LitAgentRunner:
         for hook in self._hooks:
             try:
                 async with asyncio.timeout(HOOK_SECONDS):
-                    await getattr(hook, name)(**arguments)
-            except Exception:  # a failing hook is the user's code; it is reported and the run goes on
-                logger.exception("The hook %s.%s failed", type(hook).__name__, name)
+                    given = await getattr(hook, name)(**arguments)
+                if given is not None:
+                    logger.warning(_NOTHING_IS_DONE, type(hook).__name__, name, reprlib.repr(given))
+            except Exception as error:  # a failing hook is the user's code; it is reported and the run goes on
+                logger.error("The hook %s.%s failed: %s", type(hook).__name__, name, describe(error))
 
     def _ready_store(self) -> LightningStore:
         if self._store is None:

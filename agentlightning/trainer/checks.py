@@ -25,7 +25,7 @@ from agentlightning.runner.versions import installed_as
 from agentlightning.store.base import LightningStore
 from agentlightning.store.operations.codec import encode_task
 from agentlightning.tracer import Tracer
-from agentlightning.trainer.overrides import check_methods
+from agentlightning.trainer.overrides import OF_STEPS, check_methods
 from agentlightning.trainer.provenance import MOST_KEPT
 from agentlightning.trainer.tasks import check_texts, load_tasks
 from agentlightning.types import LLM, Dataset, Hook, NamedResources, ProxyLLM, Resource
@@ -36,23 +36,18 @@ _PARTS: dict[str, tuple[type, str]] = {
     "store": (LightningStore, "SqliteLightningStore('store.db')"),
     "tracer": (Tracer, "OtelTracer()"),
     "resource": (Resource, "PromptTemplate(template='…', engine='f-string')"),
-    "sink": (Sink, "metrics.Sink(), with your methods in a subclass of it"),
-    "hook": (Hook, "Hook(), with your methods in a subclass of it"),
+    "sink": (
+        Sink,
+        "metrics.Sink(), of a class with your methods: class Mine(agl.metrics.Sink), def step(self, metrics)",
+    ),
+    "hook": (
+        Hook,
+        "Hook(), of a class with your methods: class Mine(agl.Hook), such as async def on_rollout_end(self, "
+        f"**given). {OF_STEPS.removesuffix('.')}",
+    ),
     "console": (Console, "metrics.SilentConsole()"),
 }
 _HIGHEST_PORT = 65535
-OTHER_VERBS = {
-    **dict.fromkeys(("train", "run", "learn", "start"), "It trains with fit(agent, tasks)."),
-    **dict.fromkeys(
-        ("evaluate", "eval", "test", "validate", "predict"),
-        "agl eval RUN compares models; Trainer(algorithm=Baseline(model=…)).fit(agent, tasks) measures one.",
-    ),
-    **dict.fromkeys(
-        ("save", "save_model", "push_to_hub", "export"),
-        "Checkpoints are in the run's folder. agl export RUN --to FOLDER writes the model, --push NAME/REPOSITORY too.",
-    ),
-}
-"""What other trainers have as methods, and where it is here."""
 _AN_AGENT = (
     "a function of a task, or a LitAgent: let the class be one, class MyAgent(agl.LitAgent), with a method "
     "rollout(self, task, resources, rollout)."
@@ -68,7 +63,11 @@ def check_parts(**parts: object) -> None:
         if value is not None and not isinstance(value, kind):
             a_class = isinstance(value, type)
             shown = f"the class {value.__name__}" if a_class else f"{value!r}, which is no {kind.__name__}"
-            own = a_class and issubclass(value, kind) and value.__module__.partition(".")[0] != "agentlightning"
+            own = (
+                a_class
+                and issubclass(value, kind)
+                and (kind is Sink or value.__module__.partition(".")[0] != "agentlightning")
+            )
             make = f"{value.__name__}(…)" if own else f"agl.{example}"  # pyright: ignore[reportAttributeAccessIssue]
             raise ConfigError(f"{name} is {shown}. Give an object: {make}.")
 
@@ -85,7 +84,7 @@ def listed(given: Any) -> list[Any]:
     """Several parts of a kind as a list, where one alone or None may be given for them."""
     if given is None:
         return []
-    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str | Mapping) else [given]
 
 
 def check_adapter(adapter: object, algorithm: Algorithm) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.algorithm.base import (
     OF_HOOKS,
+    OF_NAMES,
     REWARD,
     TRACKERS,
     Algorithm,
@@ -41,7 +42,6 @@ from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.trainer import left_running
 from agentlightning.trainer.awaiting import says_how_to_await
 from agentlightning.trainer.checks import (
-    OTHER_VERBS,
     as_agent,
     as_tasks,
     check_adapter,
@@ -73,6 +73,7 @@ from agentlightning.trainer.live import (
     known_settings,
 )
 from agentlightning.trainer.log import LOG_FILE, logged
+from agentlightning.trainer.overrides import OTHER_VERBS
 from agentlightning.trainer.provenance import code_of
 from agentlightning.trainer.result import RunResult
 from agentlightning.trainer.runners import StartedRunners, be_a_runner, started_runners
@@ -139,7 +140,13 @@ class Trainer(GivenByName):
     )
 
     _method_hints: ClassVar = OTHER_VERBS
-    _others: ClassVar = {**dict.fromkeys(names_of(FeatureSettings), _otherwise), **REWARD, **TRACKERS, **OF_HOOKS}
+    _others: ClassVar = {
+        **dict.fromkeys(names_of(FeatureSettings), _otherwise),
+        **REWARD,
+        **TRACKERS,
+        **OF_NAMES,
+        **OF_HOOKS,
+    }
 
     def __init__(
         self,

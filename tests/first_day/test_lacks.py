@@ -210,12 +210,17 @@ def at_once(self: Any, *given: Any, **others: Any) -> None: ...
 
 HOOKS: list[tuple[str, Callable[..., Any], str]] = [
     ("on_rollout_ends", nothing, "Did you mean on_rollout_end?"),
-    ("on_step_end", nothing, "is called by nothing. A Hook has on_rollout_end, "),
+    ("on_zzz", nothing, "is called by nothing. A Hook has on_rollout_end, "),
+    ("zzz", nothing, "is called by nothing. A Hook has on_rollout_end, "),
+    ("on_step_end", nothing, "class Mine(agl.metrics.Sink), Trainer(sinks=[Mine()])"),
+    ("on_train_end", nothing, "stands below fit(…)"),
     ("on_rollout_end", at_once, "is awaited: write async def on_rollout_end"),
     ("on_rollout_end", narrow, "is called with agent, runner, spans, too"),
 ]
 SINKS: list[tuple[str, Callable[..., Any], str]] = [
+    ("log_metrics", at_once, "After each step a sink's step(self, metrics) is called"),
     ("steps", at_once, "Did you mean step?"),
+    ("step", lambda self, step, metrics: None, "is called with other arguments: write def step(self, metrics"),
     ("step", nothing, "is not awaited: write def step, without async"),
 ]
 

@@ -270,6 +270,7 @@ async def test_hooks_see_every_stage_and_a_failing_one_stops_nothing(
 
         async def on_trace_start(self, *, agent: Any, runner: Any, tracer: Any, rollout: Any) -> None:
             seen.append("trace start")
+            return 0.5  # pyright: ignore[reportReturnType]
 
         async def on_trace_end(self, *, agent: Any, runner: Any, tracer: Any, rollout: Any) -> None:
             seen.append("trace end")
@@ -281,6 +282,9 @@ async def test_hooks_see_every_stage_and_a_failing_one_stops_nothing(
     assert rollouts[0].status is RolloutStatus.SUCCEEDED
     assert seen == ["start", "trace start", "trace end", "end 8.0"]
     assert "a bad hook" in caplog.text
+    assert (
+        "Watching.on_trace_start returned 0.5, which has no effect: a reward is what the agent returns" in caplog.text
+    )
 
 
 async def test_step_runs_the_agent_once_with_given_resources(store: InMemoryLightningStore) -> None:

@@ -269,7 +269,11 @@ def neutral_message(message: Any, where: str, reading: Reading) -> Message:
         case _:
             known = "system, developer, user, assistant or tool"
             role = message.get("role")
-            raise Refusal(f"'{where}.role' must be {known}, not {role!r}.", code="invalid_value", param=f"{where}.role")
+            words = f"'{where}.role' must be {known}, not {role!r}."
+            words += (
+                " This is a choice; its message goes there: answer.choices[0].message." if "message" in message else ""
+            )
+            raise Refusal(words, code="invalid_value", param=f"{where}.role")
 
 
 def _begun(body: Body, messages: list[Message], reading: Reading) -> tuple[list[Message], str]:

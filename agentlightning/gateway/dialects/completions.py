@@ -156,8 +156,13 @@ def _prompts(given: Any) -> list[str | list[int]]:
     prompts = [given] if isinstance(given, str) or _is_tokens(given) else given
     if isinstance(prompts, list) and prompts and all((isinstance(p, str) and p) or _is_tokens(p) for p in prompts):
         return prompts
+    messages = (
+        " Messages go to /v1/chat/completions."
+        if isinstance(prompts, list) and prompts and isinstance(prompts[0], dict)
+        else ""
+    )
     raise Refusal(
-        "'prompt' must be a text or a list of token ids, or a list of such; none may be empty.",
+        "'prompt' must be a text or a list of token ids, or a list of such; none may be empty." + messages,
         code="invalid_type",
         param="prompt",
     )

@@ -7,6 +7,7 @@ collects it, and it travels with the request. Only a value that an honoured fiel
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -117,15 +118,29 @@ def typed(body: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
     if value is None:
         return default
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise Refusal(f"'{name}' must be of type {kind.__name__}, not {value!r}.", code="invalid_type", param=name)
+        raise _of_another_type(name, name, kind, value)
     return value
+
+
+_EXAMPLES = {
+    ("messages", list): " It is [{'role': 'user', 'content': '…'}].",
+    ("tools", list): " It is a list, also of one tool.",
+    ("logprobs", bool): " It is true, with top_logprobs for the number of others.",
+}
+
+
+def _of_another_type(param: str, name: str, kind: type, value: object) -> Refusal:
+    words = f"'{param}' must be of type {kind.__name__}, not {reprlib.repr(value)}.{_EXAMPLES.get((param, kind), '')}"
+    return Refusal(words, code="invalid_type", param=param)
 
 
 def required(body: Mapping[str, Any], name: str, kind: type[T], where: str = "") -> T:
     """The field as a `kind`. `where`: which part of the request `body` is, such as tools[0]; empty for all of it."""
     value = body.get(name)
+    param = f"{where}.{name}" if where else name
+    if value is not None and not isinstance(value, kind):
+        raise _of_another_type(param, name, kind, value)
     if not isinstance(value, kind):
-        param = f"{where}.{name}" if where else name
         raise Refusal(f"'{param}' is required and must be of type {kind.__name__}.", code="invalid_type", param=param)
     return value
 
@@ -302,7 +317,12 @@ def json_schema_of(wanted: Any, where: str, reading: Reading) -> AnswerSchema | 
                 inner = wanted
             schema = inner.get("schema")
             if not isinstance(schema, dict):
-                raise Refusal(f"'{where}' has no schema.", code="invalid_value", param=where)
+                words = f"'{where}' has no schema."
+                if isinstance(wanted.get("json_schema"), dict):
+                    words += (
+                        " It is one level down: {'type': 'json_schema', 'json_schema': {'name': '…', 'schema': {…}}}."
+                    )
+                raise Refusal(words, code="invalid_value", param=where)
             return AnswerSchema(schema, where)
         case _:
             return None
