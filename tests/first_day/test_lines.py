@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ ANSWER = ChatCompletion.model_construct(choices=[Choice(finish_reason="stop", in
 async def sleeps() -> None: ...
 
 
-COROUTINE = sleeps()
+COROUTINE, LOOP = sleeps(), asyncio.new_event_loop()
 NAMES: dict[str, Any] = {
     "answer": ANSWER,
     "chunk": Choice.model_construct(delta=MESSAGE),
@@ -36,12 +37,19 @@ NAMES: dict[str, Any] = {
     "message": MESSAGE,
     "json": json,
     "coroutine": COROUTINE,
-    "future": asyncio.Future(loop=asyncio.new_event_loop()),
+    "future": asyncio.Future(loop=LOOP),
     "lock": asyncio.Lock(),
     "nothing": contextlib.nullcontext,
     "tool_call": ChatCompletionMessageFunctionToolCall.model_construct(),
     "arguments": type("Function", (), {"arguments": "{}"})(),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    COROUTINE.close()
+    LOOP.close()
 
 
 @pytest.mark.parametrize(
