@@ -38,9 +38,9 @@ KeepAnswers = Annotated[
     Option(
         min=0,
         help=(
-            "Minutes (60) that a request may go on from an earlier answer by its id (previous_response_id, "
-            "item_reference), and that a session stays one attempt unused: one that its program names in a "
-            "header, or a chain of such requests; 0: not at all."
+            "Minutes (60) for which a request can continue an earlier answer by its id (previous_response_id, "
+            "item_reference), and for which an unused session stays one attempt; a session is named in a header, "
+            "or is a chain of such requests; 0 turns both off."
         ),
     ),
 ]
@@ -48,9 +48,9 @@ AllowHost = Annotated[
     list[str],
     Option(help="Another name that clients ask for the server by, as behind a proxy; may be given many times."),
 ]
-RunDir = Annotated[Path | None, Option(help="Where the run leaves its files; a new folder in runs/ if not given.")]
+RunDir = Annotated[Path | None, Option(help="Folder for the run's files; a new folder in runs/ if not given.")]
 Run = Annotated[Path, Argument(help="A run's folder, or the file of a store; the run may be going on.")]
-RunId = Annotated[str | None, Option("--run-id", help="Which run of a store that holds several; else the last.")]
+RunId = Annotated[str | None, Option("--run-id", help="Which run, if the store holds several; the last if not given.")]
 Strict = Annotated[bool, Option(help="Refuse requests with fields or tools that have no effect here, by name.")]
 
 _OF_PYTHON = {"True": True, "False": False, "None": None}
@@ -86,10 +86,10 @@ class ProgramOptions(Options):
         ),
     ] = None
     grader: Annotated[
-        str | None, Option(help="A command that is given the finished run as JSON and prints the reward.")
+        str | None, Option(help="A command that reads the finished run as JSON and prints the reward.")
     ] = None
-    files: Annotated[Path | None, Option(help="A folder that is copied into each working directory.")] = None
-    workspaces: Annotated[Path | None, Option(help="Keep the working directories here.")] = None
+    files: Annotated[Path | None, Option(help="A folder to copy into each working directory.")] = None
+    workspaces: Annotated[Path | None, Option(help="Keep the working directories in this folder.")] = None
     isolation: Annotated[
         Literal["bubblewrap", "kubernetes"] | None,
         Option(help="Run programs in a sandbox of this machine, or each attempt as a Job of a Kubernetes cluster."),
@@ -143,7 +143,7 @@ class UpstreamOptions(Options):
         list[str],
         Option(
             help=(
-                "NAME=URL of another provider, such as a judge, that agents may then ask by its name through the "
+                "NAME=URL of another provider, such as a judge, which agents can call by its name through the "
                 "gateway; recorded, never trained; may be given many times."
             )
         ),
@@ -151,12 +151,12 @@ class UpstreamOptions(Options):
     upstream_key: Annotated[str | None, key_option("AGL_UPSTREAM_KEY", "The key that these providers are sent.")] = None
     upstream_price: Annotated[
         list[str],
-        Option(help="NAME=INPUT,OUTPUT[,CACHED_INPUT]: what such a provider asks for a million tokens."),
+        Option(help="NAME=INPUT,OUTPUT[,CACHED_INPUT]: price of this provider per million tokens."),
     ] = field(default_factory=list)
     upstream_limit: Annotated[
         list[str],
         Option(
-            help="NAME.LIMIT=NUMBER: how much of it may be used; LIMIT is calls, tokens or cost (of one rollout), "
+            help="NAME.LIMIT=NUMBER: a limit on its use; LIMIT is calls, tokens or cost (of one rollout), "
             "run_calls, run_tokens or run_cost."
         ),
     ] = field(default_factory=list)

@@ -48,5 +48,5 @@ class EnvironmentCheckOptions(Command):
         list[str],
         Option(help="NAME=VALUE of a setting of it, such as tasks=100; may be given many times."),
     ] = field(default_factory=list)
-    limit: Annotated[int, Option(min=1, help="Try so many tasks.")] = 10
+    limit: Annotated[int, Option(min=1, help="Number of tasks to try.")] = 10
     as_json: Json = False

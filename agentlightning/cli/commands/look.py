@@ -52,10 +52,11 @@ class ShowOptions(Command):
     step: Annotated[int | None, Option(help="Only those of this step.")] = None
     task: Annotated[str | None, Option(help="Only those with this text in their task or id.")] = None
     outcome: Annotated[
-        Outcomes | None, Option(metavar="<name>", help=f"Only those that ended so: {', '.join(get_args(Outcomes))}.")
+        Outcomes | None,
+        Option(metavar="<name>", help=f"Only those with this outcome: {', '.join(get_args(Outcomes))}."),
     ] = None
-    reward_min: Annotated[float | None, Option(help="Only those that earned at least so much.")] = None
-    reward_max: Annotated[float | None, Option(help="Only those that earned at most so much.")] = None
+    reward_min: Annotated[float | None, Option(help="Only those that earned at least this much.")] = None
+    reward_max: Annotated[float | None, Option(help="Only those that earned at most this much.")] = None
     group: Annotated[
         str | None,
         Option(
@@ -65,7 +66,7 @@ class ShowOptions(Command):
             )
         ),
     ] = None
-    limit: Annotated[int, Option(min=1, help="Show so many.")] = 3
+    limit: Annotated[int, Option(min=1, help="Number of rollouts to show.")] = 3
     full: Annotated[bool, Option("--full", help="System prompts and tools too.")] = False
     log: Annotated[bool, Option("--log", help="Only the messages that the agents emitted.")] = False
     as_json: Json = False
@@ -88,7 +89,7 @@ class ForkOptions(Command):
     run: Run
     rollout: Annotated[str, Argument(help="The rollout to fork; agl show lists them.")]
     at: Annotated[
-        int | None, Option(min=0, help="Answer so many calls from the record; all but the last if not given.")
+        int | None, Option(min=0, help="Number of calls to answer from the record; all but the last if not given.")
     ] = None
     edit: Annotated[
         list[str],
@@ -135,9 +136,9 @@ class WatchOptions(Command):
 
     run: Run
     run_id: RunId = None
-    seconds: Annotated[float, Option(min=0.1, help="Look again after so many.")] = 1.0
-    once: Annotated[bool, Option("--once", help="Show it as it is now, and end.")] = False
-    as_json: Annotated[bool, Option("--json", help="Print how it stands now as JSON, for programs, and end.")] = False
+    seconds: Annotated[float, Option(min=0.1, help="Seconds between two refreshes.")] = 1.0
+    once: Annotated[bool, Option("--once", help="Show the current state, then exit.")] = False
+    as_json: Annotated[bool, Option("--json", help="Print the current state as JSON, for programs, then exit.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +198,7 @@ class WhatIfOptions(Command):
     advantage: Annotated[list[str], Option(help="Another advantage; may be given many times.")] = field(
         default_factory=list
     )
-    credit: Annotated[list[str], Option(help="Another way of credit; may be given many times.")] = field(
+    credit: Annotated[list[str], Option(help="Another credit mode; may be given many times.")] = field(
         default_factory=list
     )
     correction: Annotated[list[str], Option(help="Other importance weights; may be given many times.")] = field(
@@ -210,9 +211,9 @@ class WhatIfOptions(Command):
             help="Other settings, NAME=VALUE NAME=VALUE: one variant with all of them; may be given many times.",
         ),
     ] = field(default_factory=list)
-    policy: Annotated[str | None, Option(help="Whose gradient; the first of several if not given.")] = None
+    policy: Annotated[str | None, Option(help="The policy whose gradient to compute; the first if not given.")] = None
     checkpoint: Annotated[
-        Path | None, Option(help="Compute with these weights; else the last kept ones of before the step.")
+        Path | None, Option(help="Compute with these weights; the last checkpoint kept before the step if not given.")
     ] = None
     run_id: RunId = None
     trust: Annotated[bool, Option("--trust", help="Import the code that the run names, such as its loss.")] = False
@@ -238,14 +239,14 @@ class JudgeOptions(Command):
         str | None,
         Option(
             help=(
-                "What it is compared with: a file of lines with rollout_id and label; reward, for the run's own "
+                "What to compare the judge with: a file of lines with rollout_id and label; reward, for the run's own "
                 "rewards; or reward/NAME, for a part of them. Without labels, its answers with each other only."
             )
         ),
     ] = None
-    write_labels: Annotated[Path | None, Option(help="Write such a file for people to fill in, and ask no judge.")] = (
-        None
-    )
+    write_labels: Annotated[
+        Path | None, Option(help="Write a file of labels for people to fill in, and call no judge.")
+    ] = None
     url: Annotated[
         str | None,
         Option(help="The judge's OpenAI-compatible base URL; the run's own judge if not given. Key: AGL_JUDGE_KEY."),
@@ -256,9 +257,9 @@ class JudgeOptions(Command):
         list[str],
         Option("--set", help="NAME=VALUE of another setting of a GroupJudge; may be given many times."),
     ] = field(default_factory=list)
-    limit: Annotated[int, Option(min=1, help="Ask about so many groups, drawn at random.")] = 50
+    limit: Annotated[int, Option(min=1, help="Number of groups to judge, drawn at random.")] = 50
     equal: Annotated[
-        float, Option(min=0.0, max=0.9, help="Scores, which go from 0 to 1, that differ by no more count as equal.")
+        float, Option(min=0.0, max=0.9, help="Scores (0 to 1) that differ by at most this count as equal.")
     ] = 0.05
     run_id: RunId = None
     trust: Annotated[bool, Option("--trust", help="Let the address that the run names have the key.")] = False
@@ -301,6 +302,6 @@ class DashboardOptions(Command):
     ] = None
     host: Annotated[str, Option(help="Address to listen on; other than loopback needs --key.")] = "127.0.0.1"
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0
-    key: Annotated[str | None, key_option("AGL_STORE_KEY", "What one logs in with.")] = None
+    key: Annotated[str | None, key_option("AGL_STORE_KEY", "The key to log in with.")] = None
     allow_host: AllowHost = field(default_factory=list)
     browser: Annotated[bool, Option("--open/--no-open", help="Open it in a browser.")] = True

@@ -43,7 +43,7 @@ class RunnerOptions(Command):
     concurrency: Concurrency = 16
     max_rollouts: Annotated[int | None, Option(min=1, help="Stop after so many.")] = None
     give_up_after: Annotated[
-        float | None, Option(min=0.0, help="Stop when the server was out of reach for so many seconds.")
+        float | None, Option(min=0.0, help="Stop when the server was out of reach for this many seconds.")
     ] = None
     run: Annotated[str | None, Option(help="The id of the run to work for, where a store holds several.")] = None
 

@@ -113,8 +113,8 @@ class ExportOptions(Command):
             help="Push it to this repository of the Hugging Face Hub; takes the token of HF_TOKEN or hf auth login."
         ),
     ] = None
-    public: Annotated[bool, Option("--public", help="Let everybody see a repository that is made.")] = False
-    policy: Annotated[str | None, Option(help="Which one, of a run that trained several policies.")] = None
+    public: Annotated[bool, Option("--public", help="Make a new repository public.")] = False
+    policy: Annotated[str | None, Option(help="The policy to export, if the run trained several.")] = None
     jsonl: Annotated[Path | None, Option(help="Conversations instead of the model: a new file, a line for each.")] = (
         None
     )
@@ -140,17 +140,13 @@ class ExportOptions(Command):
             "--format", metavar="<name>", help=f"The fine-tuning service that reads it: {', '.join(get_args(Form))}."
         ),
     ] = "openai"
-    min_reward: Annotated[float | None, Option(help="Only rollouts that earned at least so much.")] = None
-    best_per_task: Annotated[
-        bool, Option("--best-per-task", help="Of each task only the rollout that earned most.")
-    ] = False
+    min_reward: Annotated[float | None, Option(help="Only rollouts that earned at least this much.")] = None
+    best_per_task: Annotated[bool, Option("--best-per-task", help="Only the best rollout of each task.")] = False
     mode: Annotated[
         Literal["train", "val", "test"] | None,
         Option(help="Train, val or test; without it those that were run to train, or all where there is none."),
     ] = None
-    agent: Annotated[str | None, Option(help="Only agents in whose name this regular expression finds something.")] = (
-        None
-    )
+    agent: Annotated[str | None, Option(help="Only agents whose name matches this regular expression.")] = None
 
     @property
     def work(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]

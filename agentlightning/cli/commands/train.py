@@ -100,7 +100,7 @@ class TrainOptions(Command):
     program: ProgramOptions = field(default_factory=ProgramOptions)
     timeout: Timeout = None
     concurrency: Concurrency = 16
-    n_runners: Annotated[int, Option(min=1, help="Runners, each with so many rollouts at once.")] = 1
+    n_runners: Annotated[int, Option(min=1, help="Number of runners; each runs --concurrency rollouts at once.")] = 1
     strategy: Annotated[
         Literal["inline", "processes", "ray", "remote"] | None,
         Option(
@@ -147,7 +147,7 @@ class ImportOptions(Command):
         list[str],
         Option(
             metavar="NAME=VALUE",
-            help="Only conversations whose score of this name is at least so high; may be given many times.",
+            help="Only conversations whose score of this name is at least this high; may be given many times.",
         ),
     ] = field(default_factory=list)
     as_json: Json = False
@@ -215,7 +215,7 @@ Go on with a run that was stopped or killed: the same command and --resume RUN.
         list[str],
         Option(
             help=(
-                "The same for the system prompt of a program, which the gateway puts in; AGENT=FILE for one of "
+                "The system prompt of a program to tune, which the gateway inserts; AGENT=FILE for one of "
                 "several agents."
             )
         ),
@@ -232,7 +232,7 @@ Go on with a run that was stopped or killed: the same command and --resume RUN.
         Option(
             min=1,
             help=(
-                "Show up to so many answered examples before the agent's question, chosen from its good runs; "
+                "Show up to this many answered examples before the agent's question, chosen from its good runs; "
                 "needs no critic."
             ),
         ),
@@ -256,9 +256,11 @@ Go on with a run that was stopped or killed: the same command and --resume RUN.
         str | None, Option(help="The critic's model; --endpoint-model if the critic is at --endpoint.")
     ] = None
     critic_key: Annotated[str | None, key_option("AGL_CRITIC_KEY", "The key for it; --api-key if not given.")] = None
-    budget_rollouts: Annotated[int | None, Option(min=1, help="At most so many rollouts.")] = None
-    budget_critic_tokens: Annotated[int, Option(min=1, help="At most so many tokens to and from the critic.")] = 500_000
-    budget_cost: Annotated[float | None, Option(min=0.0, help="At most so much; needs --prices.")] = None
+    budget_rollouts: Annotated[int | None, Option(min=1, help="Maximum number of rollouts.")] = None
+    budget_critic_tokens: Annotated[int, Option(min=1, help="Maximum number of tokens to and from the critic.")] = (
+        500_000
+    )
+    budget_cost: Annotated[float | None, Option(min=0.0, help="Maximum cost; needs --prices.")] = None
     prices: Annotated[
         str | None,
         Option(help="Per million tokens: critic in, critic out, agent in, agent out; such as 1.2,9,0.3,2."),
@@ -303,17 +305,17 @@ class EvalOptions(Command):
     ] = None
     environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     base: Annotated[str | None, Option(help="Model to compare with; the run's first one if not given.")] = None
-    limit: Annotated[int, Option(min=1, help="Use at most so many tasks.")] = 400
+    limit: Annotated[int, Option(min=1, help="Use at most this many tasks.")] = 400
     repeats: Annotated[
         int | None, Option(min=1, help="Runs per task; as many as the other options need if not given.")
     ] = None
-    pass_at: Annotated[int | None, Option(min=1, help="Also the chance that one of so many runs passes (pass@k).")] = (
-        None
-    )
-    passing: Annotated[float, Option(help="The reward from which a run passes.")] = 1.0
-    best_of: Annotated[int | None, Option(min=1, help="Also what the best of so many runs earns.")] = None
+    pass_at: Annotated[
+        int | None, Option(min=1, help="Also estimate the chance that one of this many runs passes (pass@k).")
+    ] = None
+    passing: Annotated[float, Option(help="The lowest reward that counts as a pass.")] = 1.0
+    best_of: Annotated[int | None, Option(min=1, help="Also report the reward of the best of this many runs.")] = None
     seed: Annotated[
-        int, Option(help="Seeds the sampling; both models draw alike, so that chance tells them apart less.")
+        int, Option(help="Seeds the sampling; both models use the same random draws, so that chance differs less.")
     ] = 0
     trust: Trust = False
     as_json: Json = False
