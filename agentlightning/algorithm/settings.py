@@ -86,9 +86,9 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, Algorithm):
     }
 
     backend: str | BackendFactory = "embedded"
-    """Where the model is sampled and trained: "embedded" is a process of our own, "inprocess" a thread of this one (for
-    debugging), "vllm" vLLM servers beside a learner, "ray" processes on a Ray cluster; or a callable that makes a
-    backend of your own from a `ModelSpec`."""
+    """Where the model is sampled and trained: "embedded" is a separate process, "inprocess" a thread of this process
+    (for debugging), "vllm" vLLM servers and a learner process, "ray" processes on a Ray cluster; or a callable that
+    makes your own backend from a `ModelSpec`."""
     compute: Nested[ComputeSettings, str] = Nested(ComputeSettings())
     """Where and how it is computed there."""
     calls: Nested[CallSettings, float] = Nested(CallSettings())
@@ -121,7 +121,7 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, Algorithm):
     update."""
 
     loss: Loss = "ppo_clip"
-    """A name, or the import path of your own function (entries, config)."""
+    """A name, or your own function (entries, config), also by its import path."""
     clip_low: Annotated[NonNegativeFloat | None, Le(1), _CLIPS] = None
     """Lower clipping bound 1 − `clip_low` of a token's ratio (current probability over probability when sampled)."""
     clip_high: Annotated[NonNegativeFloat | None, _CLIPS] = None

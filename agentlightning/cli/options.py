@@ -30,7 +30,7 @@ Tasks = Annotated[
 Timeout = Annotated[float | None, Option(min=0.001, help="Seconds for one attempt; an hour if not given.")]
 Json = Annotated[bool, Option("--json", help="Print JSON, for programs.")]
 Trust = Annotated[
-    bool, Option("--trust", help="Import the code that a run's folder or --config names: its agent, its loss.")
+    bool, Option("--trust", help="Import the code named by a run's folder or --config: its agent, its loss.")
 ]
 Concurrency = Annotated[int, Option(min=1, help="Rollouts that run at the same time.")]
 KeepAnswers = Annotated[
@@ -46,7 +46,7 @@ KeepAnswers = Annotated[
 ]
 AllowHost = Annotated[
     list[str],
-    Option(help="Another name that clients ask for the server by, as behind a proxy; may be given many times."),
+    Option(help="Another host name under which clients reach the server, as behind a proxy; may be given many times."),
 ]
 RunDir = Annotated[Path | None, Option(help="Folder for the run's files; a new folder in runs/ if not given.")]
 Run = Annotated[Path, Argument(help="A run's folder, or the file of a store; the run may be going on.")]
@@ -80,7 +80,7 @@ class ProgramOptions(Options):
         Literal["last_line", "file", "http"] | None,
         Option(
             help=(
-                "Where a program's reward is: last_line of its output, file (path in AGL_REWARD_FILE) or http "
+                "Where a program leaves its reward: last_line of its output, file (path in AGL_REWARD_FILE) or http "
                 "(POST to AGL_REWARD_URL)."
             )
         ),
@@ -110,7 +110,7 @@ class EnvironmentOptions(Options):
     env: Annotated[
         str | None,
         Option(
-            help="SCHEME:NAME of an environment that brings the tasks and the rewards, such as gym:Taxi-v4 or "
+            help="SCHEME:NAME of an environment that provides tasks and rewards, such as gym:Taxi-v4 or "
             "harbor:./tasks (agl env list)."
         ),
     ] = None

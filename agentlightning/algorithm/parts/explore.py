@@ -82,8 +82,8 @@ class Explore(SettingsGroup, Part):
     )
 
     how: Literal["none", "fork_successes"] = "none"
-    """`fork_successes`: if few rollouts of a task succeed, further rollouts continue from states shortly before their
-    end."""
+    """`fork_successes`: if few rollouts of a task succeed, further rollouts continue from states shortly before the end
+    of those."""
     below: Annotated[Share, _EXPLORES] = 0.25
     """Largest share of best rollouts of a task that still counts as few."""
     continuations: Annotated[int, Ge(2), _EXPLORES] = 4

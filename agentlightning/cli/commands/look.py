@@ -49,14 +49,14 @@ class ShowOptions(Command):
     run: Run
     rollout: Annotated[str | None, Argument(help="The rollout to show; the last ones if not given.")] = None
     failed: Annotated[bool, Option("--failed", help="Only rollouts that failed.")] = False
-    step: Annotated[int | None, Option(help="Only those of this step.")] = None
-    task: Annotated[str | None, Option(help="Only those with this text in their task or id.")] = None
+    step: Annotated[int | None, Option(help="Only rollouts of this step.")] = None
+    task: Annotated[str | None, Option(help="Only rollouts with this text in their task or id.")] = None
     outcome: Annotated[
         Outcomes | None,
-        Option(metavar="<name>", help=f"Only those with this outcome: {', '.join(get_args(Outcomes))}."),
+        Option(metavar="<name>", help=f"Only rollouts with this outcome: {', '.join(get_args(Outcomes))}."),
     ] = None
-    reward_min: Annotated[float | None, Option(help="Only those that earned at least this much.")] = None
-    reward_max: Annotated[float | None, Option(help="Only those that earned at most this much.")] = None
+    reward_min: Annotated[float | None, Option(help="Only rollouts that earned at least this much.")] = None
+    reward_max: Annotated[float | None, Option(help="Only rollouts that earned at most this much.")] = None
     group: Annotated[
         str | None,
         Option(
@@ -104,10 +104,10 @@ class ForkOptions(Command):
     agent: Annotated[str | None, Option(help="The agent; with --trust the one of the run if not given.")] = None
     environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     model: Annotated[
-        str | None, Option(help="The model that goes on: a checkpoint, a directory; the run's last if not given.")
+        str | None, Option(help="The model that continues: a checkpoint, a directory; the run's last if not given.")
     ] = None
     refuse: Annotated[
-        bool, Option("--refuse", help="Refuse calls that the record does not hold, instead of sampling from there on.")
+        bool, Option("--refuse", help="Refuse calls that are not in the record, instead of sampling from there on.")
     ] = False
     tools_again: Annotated[
         bool,
@@ -155,7 +155,7 @@ class WhyOptions(Command):
 
     run: Run
     run_id: RunId = None
-    breaks: Annotated[bool, Option("--breaks", help="Show where token histories broke, and why.")] = False
+    breaks: Annotated[bool, Option("--breaks", help="Show where and why token histories broke.")] = False
     as_json: Json = False
 
 
@@ -173,7 +173,7 @@ class CompareOptions(Command):
 
     first: Annotated[Path, Argument(help="A run's folder.")]
     second: Annotated[Path, Argument(help="Another run's folder.")]
-    metric: Annotated[str, Option(help="The metric whose curves are laid over each other.")] = "reward"
+    metric: Annotated[str, Option(help="The metric to plot.")] = "reward"
     as_json: Json = False
 
 
@@ -240,7 +240,7 @@ class JudgeOptions(Command):
         Option(
             help=(
                 "What to compare the judge with: a file of lines with rollout_id and label; reward, for the run's own "
-                "rewards; or reward/NAME, for a part of them. Without labels, its answers with each other only."
+                "rewards; or reward/NAME, for a part of them. Without labels, only its own answers are compared."
             )
         ),
     ] = None
@@ -277,7 +277,7 @@ class ReportOptions(Command):
     work = "agentlightning.cli.report:write_report"
 
     run: Run
-    to: Annotated[Path | None, Option(help="The file to write; report.html in the run's folder else.")] = None
+    to: Annotated[Path | None, Option(help="The file to write; report.html in the run's folder if not given.")] = None
     run_id: RunId = None
 
 

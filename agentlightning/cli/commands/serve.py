@@ -109,9 +109,7 @@ class ExportOptions(Command):
     ] = False
     push: Annotated[
         str | None,
-        Option(
-            help="Push it to this repository of the Hugging Face Hub; takes the token of HF_TOKEN or hf auth login."
-        ),
+        Option(help="Push to this Hugging Face Hub repository; uses the token of HF_TOKEN or hf auth login."),
     ] = None
     public: Annotated[bool, Option("--public", help="Make a new repository public.")] = False
     policy: Annotated[str | None, Option(help="The policy to export, if the run trained several.")] = None

@@ -107,11 +107,11 @@ class PlanOptions(Command):
         Option(min=1, help="Sampled tokens of the longest rollout, all calls together; a quarter if not given."),
     ] = None
     group_size: Annotated[int, Option(min=1, help="Rollouts per task.")] = 8
-    tasks_per_step: Annotated[int, Option(min=1, help="Tasks of a step.")] = 16
-    concurrency: Annotated[int, Option(min=1, help="Requests that are sampled at the same time.")] = 64
+    tasks_per_step: Annotated[int, Option(min=1, help="Tasks per step.")] = 16
+    concurrency: Annotated[int, Option(min=1, help="Requests sampled at the same time.")] = 64
     tokens_per_batch: Annotated[int, Option(min=1, help="Tokens in one pass of the learner.")] = 16_384
     gradient_checkpointing: Annotated[
-        bool, Option("--gradient-checkpointing", help="Compute activations twice instead of keeping them.")
+        bool, Option("--gradient-checkpointing", help="Recompute activations instead of keeping them.")
     ] = False
     offload: Annotated[bool, Option("--offload", help="Keep the optimiser in the host's memory.")] = False
     as_json: Json = False
@@ -136,7 +136,7 @@ class DoctorOptions(Command):
         str | None, Option(help="The model to ask: a shipped one's name, a directory; calc if not given.")
     ] = None
     endpoint: Annotated[str | None, Option(help="Use the provider at this OpenAI-compatible base URL instead.")] = None
-    endpoint_model: Annotated[str, Option(help="The model to ask for there.")] = "default"
+    endpoint_model: Annotated[str, Option(help="The model to request there.")] = "default"
     api_key: Annotated[str | None, key_option("OPENAI_API_KEY", "The key for it.")] = None
     limit: Annotated[int, Option(min=1, help="Number of tasks to try.")] = 4
     repeats: Annotated[
@@ -182,7 +182,7 @@ class RunOptions(Command):
             )
         ),
     ] = None
-    endpoint_model: Annotated[str, Option(help="The model to ask for there.")] = "default"
+    endpoint_model: Annotated[str, Option(help="The model to request there.")] = "default"
     api_key: Annotated[str | None, key_option("OPENAI_API_KEY", "The key for it.")] = None
     repeats: Annotated[int, Option(min=1, help="Runs per task.")] = 1
     environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)

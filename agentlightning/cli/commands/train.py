@@ -58,7 +58,9 @@ class TrainOptions(Command):
     ] = False
     server: Annotated[
         str | None,
-        Option(help="Record in the store that is served at this URL (agl store). Without --agent its runners have it."),
+        Option(
+            help="Record in the store served at this URL (agl store). Without --agent, its runners provide the agent."
+        ),
     ] = None
     key_file: Annotated[Path | None, Option(help="File with the key of --server; AGL_STORE_KEY if not given.")] = None
     val_tasks: Annotated[Path | None, Option(help="Tasks to validate on, never trained.")] = None
@@ -105,7 +107,7 @@ class TrainOptions(Command):
         Literal["inline", "processes", "ray", "remote"] | None,
         Option(
             metavar="<name>",
-            help="Where runners are: inline (in this process), processes, ray (on a cluster) or remote (they join).",
+            help="Where runners run: inline (in this process), processes, ray (on a cluster) or remote (they join).",
         ),
     ] = None
     providers: UpstreamOptions = field(default_factory=UpstreamOptions)
@@ -116,7 +118,7 @@ class TrainOptions(Command):
     ] = None
     log: Annotated[
         list[str],
-        Option(help=f"Send metrics to a tracker as well: {', '.join(TRACKERS)}; may be repeated."),
+        Option(help=f"Send metrics to a tracker as well: {', '.join(TRACKERS)}; may be given many times."),
     ] = field(default_factory=list)
     trust: Trust = False
     print_config: Annotated[
@@ -246,7 +248,7 @@ Go on with a run that was stopped or killed: the same command and --resume RUN.
     ] = None
     endpoint: Annotated[str | None, Option(help="OpenAI-compatible base URL of the agent's model.")] = None
     endpoint_model: Annotated[
-        str | None, Option(help="The model to ask for there; the only one that it serves if not given.")
+        str | None, Option(help="The model to request there; the only model served there if not given.")
     ] = None
     api_key: Annotated[str | None, key_option("OPENAI_API_KEY", "The key for it.")] = None
     critic_url: Annotated[
