@@ -14,25 +14,20 @@ from agentlightning.cli.command import Options
 from agentlightning.cli.key_options import key_option
 
 AGENT_HELP = (
-    "file.py:name of a function, a command such as 'node agent.js {task.question}', or an agent that has a name here "
-    "(agl agents), such as codex."
+    "file.py:name of a function, a command such as 'node agent.js {task.question}', or a named agent such as codex "
+    "(agl agents)."
 )
 Agent = Annotated[str | None, Option(help=AGENT_HELP)]
 Tasks = Annotated[
     Path | None,
-    Option(
-        help=(
-            "Tasks: a file that ends in .jsonl (a JSON value per line), .json (an array), .csv (with a "
-            "header) or .parquet."
-        )
-    ),
+    Option(help=("File of tasks: .jsonl (a JSON value per line), .json (an array), .csv (with a header) or .parquet.")),
 ]
-Timeout = Annotated[float | None, Option(min=0.001, help="Seconds for one attempt; an hour if not given.")]
+Timeout = Annotated[float | None, Option(min=0.001, help="Seconds per attempt; an hour if not given.")]
 Json = Annotated[bool, Option("--json", help="Print JSON, for programs.")]
 Trust = Annotated[
     bool, Option("--trust", help="Import the code named by a run's folder or --config: its agent, its loss.")
 ]
-Concurrency = Annotated[int, Option(min=1, help="Rollouts that run at the same time.")]
+Concurrency = Annotated[int, Option(min=1, help="Concurrent rollouts.")]
 KeepAnswers = Annotated[
     float,
     Option(
@@ -46,7 +41,7 @@ KeepAnswers = Annotated[
 ]
 AllowHost = Annotated[
     list[str],
-    Option(help="Another host name under which clients reach the server, as behind a proxy; may be given many times."),
+    Option(help="Another host name under which clients reach the server, as behind a proxy; repeatable."),
 ]
 RunDir = Annotated[Path | None, Option(help="Folder for the run's files; a new folder in runs/ if not given.")]
 Run = Annotated[Path, Argument(help="A run's folder, or the file of a store; the run may be going on.")]
@@ -97,8 +92,8 @@ class ProgramOptions(Options):
     isolation_option: Annotated[
         list[str],
         Option(
-            help="NAME=VALUE of a setting of --isolation kubernetes, such as image=me/agent:1, which it needs; "
-            "may be given many times."
+            help="NAME=VALUE: a setting of --isolation kubernetes, such as image=me/agent:1, which it needs; "
+            "repeatable."
         ),
     ] = field(default_factory=list)
 
@@ -116,7 +111,7 @@ class EnvironmentOptions(Options):
     ] = None
     env_option: Annotated[
         list[str],
-        Option(help="NAME=VALUE of a setting of --env, such as tasks=100; may be given many times."),
+        Option(help="NAME=VALUE: a setting of --env, such as tasks=100; repeatable."),
     ] = field(default_factory=list)
 
 
@@ -129,7 +124,7 @@ class BackendOptions(Options):
     ] = None
     backend_option: Annotated[
         list[str],
-        Option(help="NAME=VALUE of a setting of the backend's own, such as replicas=2; may be given many times."),
+        Option(help="NAME=VALUE: a setting of the backend's own, such as replicas=2; repeatable."),
     ] = field(default_factory=list)
 
 
@@ -144,7 +139,7 @@ class UpstreamOptions(Options):
         Option(
             help=(
                 "NAME=URL of another provider, such as a judge, which agents can call by its name through the "
-                "gateway; recorded, never trained; may be given many times."
+                "gateway; recorded, never trained; repeatable."
             )
         ),
     ] = field(default_factory=list)

@@ -96,7 +96,7 @@ class ForkOptions(Command):
         Option(
             help=(
                 "ROLE=TEXT or ROLE=@FILE: after the record, the model gets this as the system message, or as the last "
-                "user, assistant or tool message; may be given many times."
+                "user, assistant or tool message; repeatable."
             )
         ),
     ] = field(default_factory=list)
@@ -194,21 +194,15 @@ class WhatIfOptions(Command):
 
     run: Run
     step: Annotated[int | None, Option(help="The step to look at; the last one if not given.")] = None
-    loss: Annotated[list[str], Option(help="Another loss; may be given many times.")] = field(default_factory=list)
-    advantage: Annotated[list[str], Option(help="Another advantage; may be given many times.")] = field(
-        default_factory=list
-    )
-    credit: Annotated[list[str], Option(help="Another credit mode; may be given many times.")] = field(
-        default_factory=list
-    )
-    correction: Annotated[list[str], Option(help="Other importance weights; may be given many times.")] = field(
-        default_factory=list
-    )
+    loss: Annotated[list[str], Option(help="Another loss; repeatable.")] = field(default_factory=list)
+    advantage: Annotated[list[str], Option(help="Another advantage; repeatable.")] = field(default_factory=list)
+    credit: Annotated[list[str], Option(help="Another credit mode; repeatable.")] = field(default_factory=list)
+    correction: Annotated[list[str], Option(help="Other importance weights; repeatable.")] = field(default_factory=list)
     settings: Annotated[
         list[str],
         Option(
             "--set",
-            help="Other settings, NAME=VALUE NAME=VALUE: one variant with all of them; may be given many times.",
+            help="Other settings, NAME=VALUE NAME=VALUE: one variant with all of them; repeatable.",
         ),
     ] = field(default_factory=list)
     policy: Annotated[str | None, Option(help="The policy whose gradient to compute; the first if not given.")] = None
@@ -255,7 +249,7 @@ class JudgeOptions(Command):
     rubric: Annotated[Path | None, Option(help="A file that says what is good.")] = None
     settings: Annotated[
         list[str],
-        Option("--set", help="NAME=VALUE of another setting of a GroupJudge; may be given many times."),
+        Option("--set", help="NAME=VALUE of another setting of a GroupJudge; repeatable."),
     ] = field(default_factory=list)
     limit: Annotated[int, Option(min=1, help="Number of groups to judge, drawn at random.")] = 50
     equal: Annotated[

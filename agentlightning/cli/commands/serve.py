@@ -50,14 +50,14 @@ class ServeOptions(Command):
         list[str],
         Option(
             help="With --training: NAME=FILE.py:AGENT or NAME=COMMAND, an agent that reinforcement jobs may train by "
-            "this name; may be given many times."
+            "this name; repeatable."
         ),
     ] = field(default_factory=list)
     quota: Annotated[
         list[str],
         Option(
             help="With --training: NAME=NUMBER of what each key may have: file_bytes of one file, stored_bytes of all, "
-            "open_jobs, checkpoint_bytes of all checkpoints, records of each kind; may be given many times."
+            "open_jobs, checkpoint_bytes of all checkpoints, records of each kind; repeatable."
         ),
     ] = field(default_factory=list)
     host: Annotated[str, Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1"

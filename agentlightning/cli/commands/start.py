@@ -47,13 +47,13 @@ class DemoOptions(Command):
         Option(help="A shipped model's name, a model directory, or a Hugging Face id; the example's own if not given."),
     ] = None
     steps: Annotated[int | None, Option(min=1, help="Training steps; the example's own number if not given.")] = None
-    seed: Annotated[int, Option(help="Decides the order of the tasks, and seeds the sampling.")] = 0
+    seed: Annotated[int, Option(help="Seed of the task order and the sampling.")] = 0
     learning_rate: Annotated[float | None, Option(min=0.0, help="Step size of AdamW.")] = None
     lora_rank: Annotated[int | None, Option(min=1, help="Train a LoRA adapter of this rank.")] = None
     run_dir: Annotated[
         Path | None, Option(help="Folder for the run's files; a new folder runs/NAME-… if not given.")
     ] = None
-    resume: Annotated[Path | None, Option(help="Go on from a run's folder or a checkpoint.")] = None
+    resume: Annotated[Path | None, Option(help="Continue from a run's folder or a checkpoint.")] = None
     port: Annotated[int | None, Option(min=0, max=65535, help="Port of the gateway; a free one if not given.")] = None
 
 
@@ -108,7 +108,7 @@ class PlanOptions(Command):
     ] = None
     group_size: Annotated[int, Option(min=1, help="Rollouts per task.")] = 8
     tasks_per_step: Annotated[int, Option(min=1, help="Tasks per step.")] = 16
-    concurrency: Annotated[int, Option(min=1, help="Requests sampled at the same time.")] = 64
+    concurrency: Annotated[int, Option(min=1, help="Concurrent requests.")] = 64
     tokens_per_batch: Annotated[int, Option(min=1, help="Tokens in one pass of the learner.")] = 16_384
     gradient_checkpointing: Annotated[
         bool, Option("--gradient-checkpointing", help="Recompute activations instead of keeping them.")

@@ -79,7 +79,7 @@ class TrainOptions(Command):
         Option(help="The model to train: a shipped one's name, a directory, a Hugging Face id; or calc."),
     ] = None
     steps: Annotated[int | None, Option(min=1, help="Training steps; as many as the epochs need if not given.")] = None
-    seed: Annotated[int | None, Option(help="Decides the order of the tasks, and seeds the sampling.")] = None
+    seed: Annotated[int | None, Option(help="Seed of the task order and the sampling.")] = None
     config: Annotated[
         Path | None,
         Option(
@@ -90,9 +90,9 @@ class TrainOptions(Command):
             )
         ),
     ] = None
-    settings: Annotated[
-        list[str], Option("--set", help="NAME=VALUE of a setting, such as steps=20; may be given many times.")
-    ] = field(default_factory=list)
+    settings: Annotated[list[str], Option("--set", help="NAME=VALUE of a setting, such as steps=20; repeatable.")] = (
+        field(default_factory=list)
+    )
     computed: BackendOptions = field(default_factory=BackendOptions)
     address: Annotated[
         str | None,
@@ -114,11 +114,11 @@ class TrainOptions(Command):
     name: Annotated[str | None, Option(help="The run's name: its files are in runs/NAME. Or give --run-dir.")] = None
     run_dir: RunDir = None
     resume: Annotated[
-        str | None, Option(help="Go on from a run's folder, a checkpoint, or the URL of its checkpoint_copy.")
+        str | None, Option(help="Continue from a run's folder, a checkpoint, or the URL of its checkpoint_copy.")
     ] = None
     log: Annotated[
         list[str],
-        Option(help=f"Send metrics to a tracker as well: {', '.join(TRACKERS)}; may be given many times."),
+        Option(help=f"Send metrics to a tracker as well: {', '.join(TRACKERS)}; repeatable."),
     ] = field(default_factory=list)
     trust: Trust = False
     print_config: Annotated[
@@ -149,7 +149,7 @@ class ImportOptions(Command):
         list[str],
         Option(
             metavar="NAME=VALUE",
-            help="Only conversations whose score of this name is at least this high; may be given many times.",
+            help="Only conversations whose score of this name is at least this high; repeatable.",
         ),
     ] = field(default_factory=list)
     as_json: Json = False
@@ -207,10 +207,7 @@ Go on with a run that was stopped or killed: the same command and --resume RUN.
     prompt: Annotated[
         list[str],
         Option(
-            help=(
-                "A file with a prompt to tune, or NAME=FILE; prompt_template unless a name is given; may be "
-                "given many times."
-            )
+            help=("A file with a prompt to tune, or NAME=FILE; prompt_template unless a name is given; repeatable.")
         ),
     ] = field(default_factory=list)
     system_prompt: Annotated[
@@ -227,7 +224,7 @@ Go on with a run that was stopped or killed: the same command and --resume RUN.
         Option(help="Whether --system-prompt goes in place of the program's own, before or after it."),
     ] = "replace"
     tool_description: Annotated[
-        list[str], Option(help="TOOL=FILE with the description of a program's tool; may be given many times.")
+        list[str], Option(help="TOOL=FILE with the description of a program's tool; repeatable.")
     ] = field(default_factory=list)
     demonstrations: Annotated[
         int | None,
@@ -269,14 +266,14 @@ Go on with a run that was stopped or killed: the same command and --resume RUN.
     ] = None
     settings: Annotated[
         list[str],
-        Option("--set", help="NAME=VALUE of a setting of the algorithm, such as beam_rounds=5. May repeat."),
+        Option("--set", help="NAME=VALUE: a setting of the algorithm, such as beam_rounds=5. Repeatable."),
     ] = field(default_factory=list)
     environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     program: ProgramOptions = field(default_factory=ProgramOptions)
     timeout: Timeout = None
     concurrency: Concurrency = 16
     run_dir: RunDir = None
-    resume: Annotated[Path | None, Option(help="Go on with the run in this folder.")] = None
+    resume: Annotated[Path | None, Option(help="Continue the run in this folder.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
