@@ -99,8 +99,8 @@ class FeatureSettings(TrainingSettings):
     teacher: Nested[Teacher, str] = Nested(Teacher())
     """The model that `Distill` learns from."""
     league: League | str | Mapping[str, Any] | None = None
-    """Play against frozen earlier selves, drawn as latest, uniform, pfsp or pfsp_even says, or as a `League` does. Whom
-    a rollout plays stands in its metadata, as `opponent`."""
+    """Play against frozen earlier versions of the policy, drawn by latest, uniform, pfsp or pfsp_even, or by a
+    `League`. A rollout's metadata names its `opponent`."""
     group_judge: GroupJudge | Mapping[str, Any] | None = None
     """A model that scores the rollouts of each task together: a `GroupJudge`, or its settings by name."""
     constraint: Constraint | Mapping[str, Any] | Sequence[Any] | None = None
@@ -108,7 +108,7 @@ class FeatureSettings(TrainingSettings):
     preflight: Nested[Checks, Literal["refuse", "warn"]] = Nested(Checks())
     """What to do where training would be meaningless."""
     parts: Sequence[Part] = ()
-    """Features of your own: objects of classes that inherit from `agl.Part`."""
+    """Your own features: objects of classes that inherit from `agl.Part`."""
 
     def __post_init__(self) -> None:
         if self.plays is not None:

@@ -28,9 +28,9 @@ class Adam(SettingsGroup):
     weight_decay: NonNegativeFloat = 0.0
     """AdamW's weight decay."""
     beta1: Annotated[float, Ge(0), Le(0.9999)] = 0.9
-    """AdamW's decay of the mean of gradients …"""
+    """AdamW's decay of the mean of gradients."""
     beta2: Annotated[float, Ge(0), Le(0.999999)] = 0.999
-    """… and of their squares."""
+    """AdamW's decay of the mean of squared gradients."""
     max_grad_norm: NonNegativeFloat = 1.0
     """Gradients are clipped to this norm; 0 turns it off."""
 
@@ -42,13 +42,13 @@ class Rewards(SettingsGroup):
     weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of a reward's parts by name: their weighted sum trains. Empty: the primary part alone."""
     watched: Sequence[str] = ()
-    """Parts of a reward that train nothing and are watched: the run says when one falls while the reward rises."""
+    """Parts of a reward to monitor without training on them: the run warns if one falls while the reward rises."""
     scale: Annotated[RewardScale, _SCALE] = "none"
-    """Divide the rewards of each data set of a `Mixture` by the deviation they have had ("source"), so that none
-    outweighs the others by its scale."""
+    """"source" divides the rewards of each data set of a `Mixture` by their standard deviation so far, so that all have
+    the same scale."""
     outcomes: Mapping[Outcome, Use] = field(default_factory=lambda: dict(OUTCOME_USE))
-    """What rollouts of an outcome are worth: "train" with their reward, "zero" as if they had earned 0, "mask" left
-    out. What is not given keeps its default."""
+    """How to use rollouts by outcome: "train" uses their reward, "zero" a reward of 0, "mask" leaves them out. Outcomes
+    that are not given keep their default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +56,11 @@ class Validation(SettingsGroup):
     """When the model is validated: `GRPO(…, validation=agl.Validation(every=5, repeats=4))`."""
 
     every: NonNegativeInt = 10
-    """Validate before the first step, every so many steps, and after the last; 0: never."""
+    """Validate before the first step, each time after this many steps, and after the last. 0: never."""
     before: bool | None = None
-    """Whether it is validated before the first step; None: where it is validated later on."""
+    """Whether to validate before the first step. None: yes, if there is later validation."""
     repeats: PositiveInt = 1
-    """Rollouts of each validation task: `val_reward` is their mean, `val_best@k` what the best of k earns."""
+    """Rollouts of each validation task: `val_reward` is their mean, `val_best@k` the reward of the best of k."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +68,12 @@ class Checkpoints(SettingsGroup):
     """Which checkpoints are written and kept: `GRPO(…, checkpoints=agl.Checkpoints(every=5, keep=3))`."""
 
     every: PositiveInt = 10
-    """Write a checkpoint every so many steps, and after the last."""
+    """Number of steps between checkpoints; there is also one after the last step."""
     keep: PositiveInt = 2
-    """The last so many checkpoints and the best one are kept."""
+    """Number of last checkpoints to keep; the best one is kept, too."""
     copy: str | None = None
-    """A URL that fsspec knows, such as s3://bucket/run, gs://… or file:///shared/run. Each checkpoint is copied there,
-    too, and `resume` can go on from there, on any machine."""
+    """An fsspec URL, such as s3://bucket/run, gs://… or file:///shared/run. Each checkpoint is copied there, and
+    `resume` can start from it on any machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +81,10 @@ class Diagnostics(SettingsGroup):
     """How often a run checks its own numbers: `GRPO(…, diagnostics=agl.Diagnostics(noise_every=0))`."""
 
     packing_every: NonNegativeInt = 50
-    """Steps between two comparisons of a packed group with its separate rows; 0 turns them off."""
+    """Steps between comparisons of a packed group with its separate rows; 0 turns them off."""
     noise_every: NonNegativeInt = 5
     """Steps between two measurements of the gradient's signal and noise, from two halves of its groups; 0 turns them
     off. Not with `ranks`."""
     max_logprob_gap: PositiveFloat | None = None
-    """Stop when learner and engine disagree by more on what was just sampled; None: 1e-3 in float32 (1e-2 for models
-    with gated delta nets, such as Qwen3-Next and Qwen3.5), else 0.5."""
+    """Stop if log-probs of learner and engine differ by more than this on fresh samples. None: 1e-3 in float32 (1e-2
+    for models with gated delta nets, such as Qwen3-Next and Qwen3.5), else 0.5."""

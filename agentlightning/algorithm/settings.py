@@ -92,9 +92,9 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, Algorithm):
     }
 
     backend: str | BackendFactory = "embedded"
-    """Where the model is sampled and trained: "embedded" is a process of our own, "inprocess" a thread of this one (for
-    debugging), "vllm" vLLM servers beside a learner, "ray" processes on a Ray cluster; or a callable that makes a
-    backend of your own from a `ModelSpec`."""
+    """Where the model is sampled and trained: "embedded" is a separate process, "inprocess" a thread of this process
+    (for debugging), "vllm" vLLM servers and a learner process, "ray" processes on a Ray cluster; or a callable that
+    makes your own backend from a `ModelSpec`."""
     compute: Nested[ComputeSettings, str] = Nested(ComputeSettings())
     """Where and how it is computed there."""
     calls: Nested[CallSettings, float] = Nested(CallSettings())
@@ -104,45 +104,45 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, Algorithm):
     tasks_per_step: PositiveInt = 16
     """A step samples tasks_per_step × group_size rollouts."""
     curriculum: Curriculum = None
-    """Which tasks are drawn how often, by what they have earned: a name, or a function of your own (records). None:
-    every task once per epoch."""
+    """How often each task is drawn, by its earlier rewards: a name, or your own function (records). None: every task
+    once per epoch."""
     epochs: PositiveInt = 1
-    """How often every task is taken, unless `steps` says otherwise."""
+    """Passes over all tasks, unless `steps` is set."""
     steps: PositiveInt | None = None
     """Number of steps; None: as many as `epochs` need."""
     learning_rate: NonNegativeFloat | None = None
-    """AdamW's learning rate. None: what suits the model's size and kind, twenty times as much for an adapter, up to 3.4
-    times for all weights of a small model; the first line of a run says it."""
+    """AdamW's learning rate. None: chosen by the model's size and kind, 20 times as much for an adapter, up to 3.4
+    times for all weights of a small model; the run's first line shows it."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How the learning rate changes; "linear" and "cosine" fall to zero at the end of the run."""
     warmup_steps: NonNegativeInt = 0
-    """First steps over which the learning rate rises to its height."""
+    """Number of first steps over which the learning rate rises to its full value."""
     minibatches: PositiveInt = 1
-    """Updates per step; each takes whole groups and its share of the step's rollouts."""
+    """Updates per step; each uses an equal share of the step's rollouts, in whole groups."""
     update_epochs: PositiveInt = 1
-    """How often a step's rollouts are gone through."""
+    """Passes over a step's rollouts."""
 
     routing_replay: Annotated[bool, _UPDATES] = False
-    """In a mixture of experts: send each token through the experts that were chosen before the step's first update, in
-    all its updates."""
+    """For a mixture of experts: in all updates of a step, route each token to the experts chosen before the first
+    update."""
 
     loss: Loss = "ppo_clip"
-    """A name, or a function of your own (entries, config) by its import path."""
+    """A name, or your own function (entries, config), also by its import path."""
     clip_low: Annotated[NonNegativeFloat | None, Le(1), _CLIPS] = None
-    """A token's ratio, its probability now over its probability when it was sampled, may fall to 1 − `clip_low` …"""
+    """Lower clipping bound 1 − `clip_low` of a token's ratio (current probability over probability when sampled)."""
     clip_high: Annotated[NonNegativeFloat | None, _CLIPS] = None
-    """… and rise to 1 + `clip_high`; beyond that the token has no gradient in the clipped losses. None: the loss's own
-    (`LossSpec.clip`), 0.2 and 0.28 for "ppo_clip"."""
+    """Upper bound 1 + `clip_high`. Beyond the bounds a token has no gradient in the clipped losses. None: the loss's
+    own bounds (`LossSpec.clip`), 0.2 and 0.28 for "ppo_clip"."""
     advantage: Annotated[Advantage, _COMPARES] = "grpo"
-    """How returns are compared: a name, or a function of your own (returns_U, groups_U, counts_U)."""
+    """How returns are compared: a name, or your own function (returns_U, groups_U, counts_U)."""
     credit: str = "broadcast"
     """Which calls a reward goes to: broadcast, return_to_go, per_turn, gigpo, hierarchical, branches, gae or token_gae;
     or teacher, which is `Distill`."""
     gamma: Annotated[float, Ge(0), Le(1), _TURNS] = 1.0
     """Discount per turn (per token in `token_gae`)."""
     group_by: Annotated[Literal["task", "rollout"], _GROUPS] = "task"
-    """What is compared: the rollouts of a task; or the calls of one rollout, each by the rewards that name it, else by
-    what the rollout earned."""
+    """What is compared: the rollouts of a task, or the calls of one rollout, each by the rewards that name it or else
+    by the rollout's reward."""
     rollout_return: Annotated[Literal["final", "sum"], _BROADCAST] = "final"
     """What `broadcast` gives to all calls of a rollout with several rewards: the last one, or their sum."""
     normalization: Normalization = "token"
@@ -151,21 +151,21 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, Algorithm):
     entropy_coef: float = 0.0
     """Weight of a bonus for the entropy of what is sampled, in nats per token. 0: none."""
     dynamic_sampling: NonNegativeInt = 0
-    """Further rounds of sampling in a step, each with fresh tasks in place of groups whose rewards were all equal."""
+    """Maximum number of further sampling rounds in a step; each replaces groups with equal rewards by new tasks."""
     rewards: Nested[Rewards, Mapping[str, float]] = Nested(Rewards())
     """Which parts of a reward train, and what rollouts that did not end well are worth."""
 
     max_staleness: NonNegativeInt = 0
-    """Steps that sampling may run ahead of learning; 0: a step is sampled with the weights it is learned on."""
+    """Maximum number of steps that sampling runs ahead of learning. 0: each step is sampled with the current
+    weights."""
     quorum: Share = 1.0
-    """Share of a step's groups that learning waits for. The slower ones carry over into the next step, which takes so
-    many fewer tasks; a few slow rollouts hold up nobody."""
+    """Share of a step's groups that learning waits for. The slower groups move to the next step, which takes fewer
+    tasks in exchange."""
 
     adam: Nested[Adam, None] = Nested(Adam())
     """The optimiser's settings, besides the learning rate."""
     max_kl: PositiveFloat | None = 0.05
-    """How far one update may move the policy: the mean KL(new ‖ old) per token, in nats. A longer step is halved. None:
-    no guard."""
+    """Limit of one update's mean KL(new ‖ old) per token, in nats; a larger update is halved. None: no limit."""
     tokens_per_batch: PositiveInt = 16_384
     """Unique tokens in one forward and backward pass; bounds the learner's memory."""
     diagnostics: Nested[Diagnostics, int] = Nested(Diagnostics())
@@ -179,7 +179,7 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, Algorithm):
     stall: Nested[StallRule, float] = Nested(StallRule())
     """When a step is stalled, and what becomes of it."""
     deterministic: bool = False
-    """One rollout at a time, seeded by step: the same run ends with the same weights, interrupted or not. Slow."""
+    """Run one rollout at a time, seeded by step, so that a repeated or resumed run ends with the same weights. Slow."""
     seed: NonNegativeInt = 0
     """Decides the order of the tasks, and seeds the sampling."""
 

@@ -45,9 +45,10 @@ class StallRule(SettingsGroup):
     """When a step is stalled, and what becomes of it."""
 
     seconds: PositiveFloat = 900.0
-    """A step in which nothing at all happened for so long is stalled: its open rollouts are named, with their phase."""
+    """Seconds without any activity after which a step counts as stalled; the run names its open rollouts and their
+    phase."""
     action: Literal["wait", "cancel", "stop"] = "wait"
-    """What becomes of a stalled step: it goes on waiting, goes on without the open rollouts, or ends the run."""
+    """What to do with a stalled step: keep waiting, continue without the open rollouts, or end the run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,25 +31,24 @@ class ComputeSettings(SettingsGroup):
     """Where and how a model is computed: `GRPO(…, compute=agl.ComputeSettings(dtype="bfloat16", ranks=2))`."""
 
     device: str = "auto"
-    """Where it is computed: "cpu", "cuda", "cuda:1", "mps", …; "auto" is a GPU where there is one."""
+    """Where to compute: "cpu", "cuda", "cuda:1", "mps", …; "auto" is a GPU if there is one."""
     dtype: str = "float32"
-    """"float32" or "bfloat16", whose optimiser keeps float32 copies of what it trains."""
+    """"float32" or "bfloat16"; with "bfloat16" the optimiser keeps float32 copies of the trained weights."""
     max_concurrency: PositiveInt = 64
-    """Requests that are sampled at the same time; more wait."""
+    """Requests sampled at the same time; further ones wait."""
     in_flight: Literal["finish", "continue"] = "finish"
-    """What responses that are being sampled do when weights are published: finish under the old ones, which learning
-    waits for, or go on under the new ones with their contexts computed again. Each token carries its version."""
+    """What happens to responses in progress when new weights are published: they finish with the old weights while
+    learning waits, or continue with the new ones after recomputing their context. Each token records its version."""
     gradient_checkpointing: bool = False
-    """Less memory in a pass for about a third more time."""
+    """Uses less memory in a pass, for about a third more time."""
     offload: bool = False
-    """Keep the optimiser of a policy on a GPU, with float32 copies of what it trains, in the CPU's memory; it steps
-    there."""
+    """For a policy on a GPU: keep the optimiser and its float32 copies in CPU memory, and run its step there."""
     ranks: PositiveInt = 1
-    """Processes that the learner is spread over, with a share of weights, gradients and optimiser each (FSDP2)."""
+    """Processes that share the learner; each holds a part of weights, gradients and optimiser (FSDP2)."""
     tensor_parallel: PositiveInt = 1
-    """So many of the ranks compute each token together, each with some of every layer's heads and width."""
+    """Number of ranks that compute each token together, each with a part of every layer's heads and width."""
     backend_options: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the backend's own, by name; see the backend."""
+    """Settings of the backend, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +60,12 @@ class ModelSettings:
     lora_rank: PositiveInt | None = None
     """Train a LoRA adapter of this rank instead of all weights."""
     policies: Sequence[str] | Mapping[str, str | None] = ()
-    """Aliases of several LoRA policies on the one model, each with its own calls and rewards; or by alias the directory
-    of the adapter to go on from (None: a new one)."""
+    """Aliases of several LoRA policies on one model, each with its own calls and rewards; or a mapping of alias to the
+    adapter directory to start from (None: a new one)."""
     frozen: str | None = None
     """With `policies`: an alias for the model without an adapter, which is never trained."""
     max_context: PositiveInt = 4096
-    """Prompt plus response, in tokens; at most what the model can do."""
+    """Prompt plus response, in tokens; at most what the model supports."""
     seed: NonNegativeInt | None = None
     """Seeds what is sampled for requests that bring no seed, and new adapters' weights."""
 

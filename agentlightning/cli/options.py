@@ -14,43 +14,38 @@ from agentlightning.cli.command import Options
 from agentlightning.cli.key_options import key_option
 
 AGENT_HELP = (
-    "file.py:name of a function, a command such as 'node agent.js {task.question}', or an agent that has a name here "
-    "(agl agents), such as codex."
+    "file.py:name of a function, a command such as 'node agent.js {task.question}', or a named agent such as codex "
+    "(agl agents)."
 )
 Agent = Annotated[str | None, Option(help=AGENT_HELP)]
 Tasks = Annotated[
     Path | None,
-    Option(
-        help=(
-            "Tasks: a file that ends in .jsonl (a JSON value per line), .json (an array), .csv (with a "
-            "header) or .parquet."
-        )
-    ),
+    Option(help=("File of tasks: .jsonl (a JSON value per line), .json (an array), .csv (with a header) or .parquet.")),
 ]
-Timeout = Annotated[float | None, Option(min=0.001, help="Seconds for one attempt; an hour if not given.")]
+Timeout = Annotated[float | None, Option(min=0.001, help="Seconds per attempt; an hour if not given.")]
 Json = Annotated[bool, Option("--json", help="Print JSON, for programs.")]
 Trust = Annotated[
-    bool, Option("--trust", help="Import the code that a run's folder or --config names: its agent, its loss.")
+    bool, Option("--trust", help="Import the code named by a run's folder or --config: its agent, its loss.")
 ]
-Concurrency = Annotated[int, Option(min=1, help="Rollouts that run at the same time.")]
+Concurrency = Annotated[int, Option(min=1, help="Concurrent rollouts.")]
 KeepAnswers = Annotated[
     float,
     Option(
         min=0,
         help=(
-            "Minutes (60) that a request may go on from an earlier answer by its id (previous_response_id, "
-            "item_reference), and that a session stays one attempt unused: one that its program names in a "
-            "header, or a chain of such requests; 0: not at all."
+            "Minutes (60) for which a request can continue an earlier answer by its id (previous_response_id, "
+            "item_reference), and for which an unused session stays one attempt; a session is named in a header, "
+            "or is a chain of such requests; 0 turns both off."
         ),
     ),
 ]
 AllowHost = Annotated[
     list[str],
-    Option(help="Another name that clients ask for the server by, as behind a proxy; may be given many times."),
+    Option(help="Another host name under which clients reach the server, as behind a proxy; repeatable."),
 ]
-RunDir = Annotated[Path | None, Option(help="Where the run leaves its files; a new folder in runs/ if not given.")]
+RunDir = Annotated[Path | None, Option(help="Folder for the run's files; a new folder in runs/ if not given.")]
 Run = Annotated[Path, Argument(help="A run's folder, or the file of a store; the run may be going on.")]
-RunId = Annotated[str | None, Option("--run-id", help="Which run of a store that holds several; else the last.")]
+RunId = Annotated[str | None, Option("--run-id", help="Which run, if the store holds several; the last if not given.")]
 Strict = Annotated[bool, Option(help="Refuse requests with fields or tools that have no effect here, by name.")]
 
 _OF_PYTHON = {"True": True, "False": False, "None": None}
@@ -80,16 +75,16 @@ class ProgramOptions(Options):
         Literal["last_line", "file", "http"] | None,
         Option(
             help=(
-                "Where a program's reward is: last_line of its output, file (path in AGL_REWARD_FILE) or http "
+                "Where a program leaves its reward: last_line of its output, file (path in AGL_REWARD_FILE) or http "
                 "(POST to AGL_REWARD_URL)."
             )
         ),
     ] = None
     grader: Annotated[
-        str | None, Option(help="A command that is given the finished run as JSON and prints the reward.")
+        str | None, Option(help="A command that reads the finished run as JSON and prints the reward.")
     ] = None
-    files: Annotated[Path | None, Option(help="A folder that is copied into each working directory.")] = None
-    workspaces: Annotated[Path | None, Option(help="Keep the working directories here.")] = None
+    files: Annotated[Path | None, Option(help="A folder to copy into each working directory.")] = None
+    workspaces: Annotated[Path | None, Option(help="Keep the working directories in this folder.")] = None
     isolation: Annotated[
         Literal["bubblewrap", "kubernetes"] | None,
         Option(help="Run programs in a sandbox of this machine, or each attempt as a Job of a Kubernetes cluster."),
@@ -97,8 +92,8 @@ class ProgramOptions(Options):
     isolation_option: Annotated[
         list[str],
         Option(
-            help="NAME=VALUE of a setting of --isolation kubernetes, such as image=me/agent:1, which it needs; "
-            "may be given many times."
+            help="NAME=VALUE: a setting of --isolation kubernetes, such as image=me/agent:1, which it needs; "
+            "repeatable."
         ),
     ] = field(default_factory=list)
 
@@ -110,13 +105,13 @@ class EnvironmentOptions(Options):
     env: Annotated[
         str | None,
         Option(
-            help="SCHEME:NAME of an environment that brings the tasks and the rewards, such as gym:Taxi-v4 or "
+            help="SCHEME:NAME of an environment that provides tasks and rewards, such as gym:Taxi-v4 or "
             "harbor:./tasks (agl env list)."
         ),
     ] = None
     env_option: Annotated[
         list[str],
-        Option(help="NAME=VALUE of a setting of --env, such as tasks=100; may be given many times."),
+        Option(help="NAME=VALUE: a setting of --env, such as tasks=100; repeatable."),
     ] = field(default_factory=list)
 
 
@@ -129,7 +124,7 @@ class BackendOptions(Options):
     ] = None
     backend_option: Annotated[
         list[str],
-        Option(help="NAME=VALUE of a setting of the backend's own, such as replicas=2; may be given many times."),
+        Option(help="NAME=VALUE: a setting of the backend's own, such as replicas=2; repeatable."),
     ] = field(default_factory=list)
 
 
@@ -143,20 +138,20 @@ class UpstreamOptions(Options):
         list[str],
         Option(
             help=(
-                "NAME=URL of another provider, such as a judge, that agents may then ask by its name through the "
-                "gateway; recorded, never trained; may be given many times."
+                "NAME=URL of another provider, such as a judge, which agents can call by its name through the "
+                "gateway; recorded, never trained; repeatable."
             )
         ),
     ] = field(default_factory=list)
     upstream_key: Annotated[str | None, key_option("AGL_UPSTREAM_KEY", "The key that these providers are sent.")] = None
     upstream_price: Annotated[
         list[str],
-        Option(help="NAME=INPUT,OUTPUT[,CACHED_INPUT]: what such a provider asks for a million tokens."),
+        Option(help="NAME=INPUT,OUTPUT[,CACHED_INPUT]: price of this provider per million tokens."),
     ] = field(default_factory=list)
     upstream_limit: Annotated[
         list[str],
         Option(
-            help="NAME.LIMIT=NUMBER: how much of it may be used; LIMIT is calls, tokens or cost (of one rollout), "
+            help="NAME.LIMIT=NUMBER: a limit on its use; LIMIT is calls, tokens or cost (of one rollout), "
             "run_calls, run_tokens or run_cost."
         ),
     ] = field(default_factory=list)

@@ -116,7 +116,7 @@ def import_(
     path: StorePath = None,
     dsn: StoreDsn = None,
 ) -> None:
-    """Add exported rollouts to a store; those that are there already are left alone.
+    """Add exported rollouts to a store; skips those that already exist.
 
     agl store import rollouts.jsonl --path team.db
     """

@@ -28,28 +28,29 @@ class CallSettings(SettingsGroup):
     """Which calls train, how they are sampled, and how far they may go: `calls=agl.CallSettings(max_calls=8)`."""
 
     temperature: Annotated[float, Gt(0), Le(10)] = 1.0
-    """Of training rollouts, whatever the agent asks for: at temperature 0 siblings would all be the same."""
+    """Temperature of training rollouts; overrides what the agent requests."""
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
-    """Of training rollouts, too: draw from the most probable tokens that together reach this probability …"""
+    """For training rollouts: sample only from the most probable tokens that together reach this probability."""
     top_k: NonNegativeInt = 0
-    """… from so many of them (0: all) …"""
+    """For training rollouts: sample only from this many of the most probable tokens (0: all)."""
     min_p: Annotated[float, Ge(0), Le(1)] = 0.0
-    """… and from those that have at least this share of the most probable one's."""
+    """For training rollouts: sample only from tokens with at least this share of the top token's probability."""
     val_temperature: Annotated[float | None, Ge(0), Le(10)] = None
-    """Of validation rollouts, whatever the agent asks for; None: what it asks for."""
+    """Temperature of validation rollouts. None: what the agent requests."""
     filter_replay: Annotated[bool, _FILTERED] = False
-    """Write down which tokens these three left to draw from, and take the learner's log-probs over the same ones."""
+    """Record which tokens `top_p`, `top_k` and `min_p` keep, and compute the learner's log-probs over the same
+    tokens."""
     train_agents: str | None = None
-    """A regular expression: only calls of agents whose name it finds something in are trained; None: all."""
+    """A regular expression: train only calls of agents whose name matches it. None: all."""
     train_prompts: str | None = None
     """The same for the system prompt of a call."""
     max_calls: PositiveInt | None = None
-    """Model calls that one rollout may make; one that wants more is truncated."""
+    """Maximum number of model calls in a rollout; a rollout that exceeds it is truncated."""
     max_tokens: PositiveInt | None = None
-    """Tokens that one rollout may have sampled, over all its calls."""
+    """Maximum number of sampled tokens in a rollout, over all its calls."""
     cut_long_prompts: bool = False
     """Shorten prompts that do not fit `max_context` (tool results first, oldest first) instead of refusing them."""
     strict_requests: bool = False
     """Refuse requests with fields or tools that have no effect here, by name, instead of answering without them."""
     renderer: str | None = None
-    """How messages become tokens, where it cannot be found out; see the gateway's documentation."""
+    """How messages become tokens, if it cannot be detected; see the gateway's documentation."""

@@ -210,7 +210,7 @@ def answer(command: str) -> str:
         ),
         (f"{TRAIN} --timeout 0,5", "A number has a point here: 0.5. Seconds"),
         (f"{TRAIN} --steps x", "it is 'x'; it must be a whole number. Training steps"),
-        (f"{TRAIN} --n-runners 0", "it is '0'; it must be at least 1. Runners"),
+        (f"{TRAIN} --n-runners 0", "it is '0'; it must be at least 1. Number of runners"),
         (f"{TRAIN} --isolation docker", "'--isolation': 'docker' is not one of"),
         (f"{TRAIN} --tasks tasks.jsonl", "--tasks is given twice: leave one out."),
         ("compare a b --metric x --metric y", "--metric is given twice"),

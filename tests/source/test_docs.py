@@ -269,7 +269,7 @@ def test_the_options_of_an_environment_are_listed(scheme: str) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "`agl plan --model 1.7B" in page.read_text()], ids=name_of)
 def test_what_a_page_says_of_a_plan_is_what_it_prints(page: Path) -> None:
-    told = r"`agl (plan [^`]*)` says what a GPU has to hold: (.*? GiB) with vLLM and `(.*?)`, .*? in (about \d+ s)\."
+    told = r"`agl (plan [^`]*)` estimates (.*? GiB) of GPU memory with vLLM and `(.*?)`, .*? in (about \d+ s)\."
     ((command, memory, setting, seconds),) = re.findall(told, page.read_text())
     printed = CliRunner().invoke(app, command.split(), env={"COLUMNS": "200"}).output
     assert f"{setting}: {memory} with backend='vllm', a step {seconds}" in printed

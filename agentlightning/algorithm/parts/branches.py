@@ -83,13 +83,14 @@ class Branches(SettingsGroup, Part):
     )
 
     continuations: Annotated[PositiveInt, _BRANCHES] = 4
-    """Rollouts that go on from each state that is valued. The mean of one or two is too uncertain to help much."""
+    """Rollouts that continue from each valued state. One or two give too uncertain a mean."""
     share: Annotated[Share, _BRANCHES] = 0.5
-    """How likely the state before a turn is valued; that before the first turn is known from the siblings."""
+    """Probability that the state before a turn is valued. The siblings already value the state before the first
+    turn."""
     turns: Annotated[PositiveInt, _BRANCHES] = 2
-    """States of one rollout that are valued at most."""
+    """Maximum number of valued states in a rollout."""
     train: Annotated[bool, _BRANCHES] = True
-    """Whether what continuations sample is trained, too; else it is only looked at."""
+    """Whether to train on the continuations, too."""
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Branches | None:

@@ -47,14 +47,14 @@ class Correction(SettingsGroup, Part):
     )
 
     kind: CorrectionKind = "auto"
-    """Importance weights for tokens of other weights: token, sequence, mask, sequence_mask, none; "auto" is token where
-    sampling runs ahead, groups carry over or are replayed, else none. SFT and DPO have none."""
+    """Importance weights for tokens sampled with older weights: token, sequence, mask, sequence_mask, none; "auto" is
+    token if sampling runs ahead or groups carry over or are replayed, otherwise none. SFT and DPO have none."""
     cap: Annotated[PositiveFloat, _CORRECTED] = 2.0
-    """The largest importance weight; the two mask corrections mask what is above it."""
+    """Largest importance weight; the two mask corrections mask tokens above it."""
     floor: Annotated[NonNegativeFloat, _MASKED] = 0.5
-    """The lower bound of the two mask corrections: tokens with smaller ratios are masked."""
+    """Lower bound of the two mask corrections: they mask tokens with smaller ratios."""
     veto: Annotated[PositiveFloat | None, _CORRECTED] = None
-    """A sequence with a token of a smaller ratio than this (1e-4, say) is left out."""
+    """Leave out a sequence that has a token with a ratio below this, such as 1e-4."""
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Correction | None:

@@ -47,7 +47,7 @@ class Critic(SettingsGroup, Part):
     lam: Annotated[float, Ge(0), Le(1), _CRITIC] = 1.0
     """λ of generalised advantage estimation."""
     warmup: Annotated[NonNegativeInt, _CRITIC] = 0
-    """First steps in which only the critic learns."""
+    """Number of first steps in which only the critic learns."""
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Critic | None:

@@ -82,13 +82,14 @@ class Explore(SettingsGroup, Part):
     )
 
     how: Literal["none", "fork_successes"] = "none"
-    """`fork_successes`: further rollouts go on from the states shortly before the end of a task's few good rollouts."""
+    """`fork_successes`: if few rollouts of a task succeed, further rollouts continue from states shortly before the end
+    of those."""
     below: Annotated[Share, _EXPLORES] = 0.25
-    """The share of a task's rollouts that earned the most, at and below which they are few."""
+    """Largest share of best rollouts of a task that still counts as few."""
     continuations: Annotated[int, Ge(2), _EXPLORES] = 4
-    """Rollouts that go on from each such state. They are compared with each other, so two or more."""
+    """Rollouts that continue from each such state; at least two, because they are compared with each other."""
     back: Annotated[PositiveInt, _EXPLORES] = 1
-    """How many turns before its end a good rollout is gone on from."""
+    """How many turns before the end of a good rollout they start."""
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Explore | None:

@@ -75,10 +75,10 @@ class MovingBaseline(SettingsGroup, Part):
     name = "baseline"
 
     key: Annotated[BaselineKey, _NO_SIBLINGS] = "none"
-    """A moving average of earlier returns that is subtracted, for advantages that compare no siblings: of the same
-    task, or of the same agent in its role."""
+    """Moving average of earlier returns to subtract, for advantages that do not compare siblings: per task, or per
+    agent and role."""
     decay: Annotated[float, Ge(0), Le(1), _BASELINE] = 0.95
-    """How much of that average stays in a step."""
+    """Decay of that average per step."""
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> MovingBaseline | None:

@@ -33,9 +33,9 @@ class Overlong(SettingsGroup, Part):
     )
 
     tokens: PositiveInt | None = None
-    """A rollout that samples so many tokens earns 1 less …"""
+    """A rollout that samples this many tokens earns 1 less."""
     margin: Annotated[NonNegativeInt, _OVERLONG] = 0
-    """… and one that comes closer than this to them earns less in proportion."""
+    """Within this many tokens below `overlong_tokens`, the penalty grows from 0 to 1."""
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Overlong | None:

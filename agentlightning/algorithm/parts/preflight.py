@@ -233,11 +233,12 @@ class Checks(SettingsGroup, Part):
     name = "preflight"
 
     mode: Literal["refuse", "warn"] = "refuse"
-    """What to do where training would be meaningless (no call of the agent, no tokens, no differing rewards): stop with
-    the cause, or say it and go on."""
+    """What to do if training would be meaningless (no calls, no tokens, no differing rewards): stop with the cause, or
+    warn and continue."""
     flat_steps: NonNegativeInt = FLAT_STEPS
-    """Stop a run that has never learned when all siblings have earned the same for so many steps. One that has learned
-    is saved and goes on, and ends when its last 100 rollouts all earned the most seen. 0: neither ends a run."""
+    """Stop a run that has never learned when all siblings have earned the same for this many steps. A run that has
+    learned is saved and continues until its last 100 rollouts all earn the highest reward seen. 0: neither ends a
+    run."""
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Checks:

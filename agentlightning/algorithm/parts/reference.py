@@ -55,18 +55,19 @@ class Reference(SettingsGroup, Part):
     )
 
     coef: NonNegativeFloat = 0.0
-    """Weight of the divergence from the model that the run started from."""
+    """Weight of the KL divergence from the reference, by default the model that the run started from."""
     where: Annotated[Literal["loss", "reward"], _KL] = "loss"
     """Where the divergence counts. In the reward it is k1's, summed over a call's tokens."""
     estimator: Annotated[Literal["k1", "k2", "k3"], _KL_LOSS] = "k3"
     """How the divergence is estimated from one sampled token: k1 = −log r, k2 = (log r)² / 2, k3 = r − 1 − log r, with
     r = π_ref / π."""
     target: Annotated[PositiveFloat | None, _KL] = None
-    """Let the weight rise and fall so that the divergence stays near this many nats per token."""
+    """Adjust the weight to keep the divergence near this many nats per token."""
     every: Annotated[PositiveInt | None, _REFERENCE] = None
-    """Steps after which the reference follows the policy; None: it stays what the run started from."""
+    """Number of steps between updates of the reference. None: it stays the initial model."""
     share: Annotated[float, Gt(0), Le(1), _FOLLOWS] = 1.0
-    """How far it goes then: 1 makes it the policy as it is, a small share in every step a moving average."""
+    """How far an update moves the reference towards the policy: 1 copies the policy; a small share in every step gives
+    a moving average."""
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Reference | None:

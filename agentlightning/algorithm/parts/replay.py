@@ -134,11 +134,11 @@ class Replay(SettingsGroup, Part):
     )
 
     groups: Annotated[NonNegativeInt, _REWARDED] = 0
-    """Groups of earlier steps that each step learns from besides its own; drawn by how far their rewards differ."""
+    """Groups of earlier steps that each step also learns from; drawn by the spread of their rewards."""
     size: Annotated[PositiveInt, _REPLAY] = 64
-    """Groups that are kept for that; the oldest leave."""
+    """Number of groups kept for replay; the oldest are dropped."""
     priority: Annotated[NonNegativeFloat, _REPLAY] = 1.0
-    """A group is drawn in proportion to the deviation of its rewards to this power; 0: all alike."""
+    """A group is drawn in proportion to the standard deviation of its rewards to this power. 0: all equally."""
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Replay | None:

@@ -194,10 +194,10 @@ class Teacher(SettingsGroup, Part):
     """The model that `Distill` learns from: a name, a directory, a run's folder or a Hugging Face id, with the same
     tokens as `model`."""
     url: Annotated[str | None, _TEACHER] = None
-    """Ask the model `teacher` behind this endpoint (…/v1) how likely it finds tokens, instead of loading it;
-    its key is the environment variable `AGL_TEACHER_KEY`."""
+    """Get the token log-probs of `teacher` from this endpoint (…/v1) instead of loading the model; its key is in the
+    environment variable `AGL_TEACHER_KEY`."""
     hint: Annotated[str | None, _HINT] = None
-    """The key under which a task has what only the teacher is told, a text: `SelfDistill`."""
+    """For `SelfDistill`: the field of a task with the text that only the teacher sees."""
 
     @classmethod
     def of(cls, settings: TrainingSettings) -> Teacher | None:

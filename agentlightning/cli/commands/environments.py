@@ -46,7 +46,7 @@ class EnvironmentCheckOptions(Command):
     env: Annotated[str, Argument(help="SCHEME:NAME of an environment.")]
     env_option: Annotated[
         list[str],
-        Option(help="NAME=VALUE of a setting of it, such as tasks=100; may be given many times."),
+        Option(help="NAME=VALUE: a setting of it, such as tasks=100; repeatable."),
     ] = field(default_factory=list)
-    limit: Annotated[int, Option(min=1, help="Try so many tasks.")] = 10
+    limit: Annotated[int, Option(min=1, help="Number of tasks to try.")] = 10
     as_json: Json = False

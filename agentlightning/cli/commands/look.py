@@ -49,13 +49,14 @@ class ShowOptions(Command):
     run: Run
     rollout: Annotated[str | None, Argument(help="The rollout to show; the last ones if not given.")] = None
     failed: Annotated[bool, Option("--failed", help="Only rollouts that failed.")] = False
-    step: Annotated[int | None, Option(help="Only those of this step.")] = None
-    task: Annotated[str | None, Option(help="Only those with this text in their task or id.")] = None
+    step: Annotated[int | None, Option(help="Only rollouts of this step.")] = None
+    task: Annotated[str | None, Option(help="Only rollouts with this text in their task or id.")] = None
     outcome: Annotated[
-        Outcomes | None, Option(metavar="<name>", help=f"Only those that ended so: {', '.join(get_args(Outcomes))}.")
+        Outcomes | None,
+        Option(metavar="<name>", help=f"Only rollouts with this outcome: {', '.join(get_args(Outcomes))}."),
     ] = None
-    reward_min: Annotated[float | None, Option(help="Only those that earned at least so much.")] = None
-    reward_max: Annotated[float | None, Option(help="Only those that earned at most so much.")] = None
+    reward_min: Annotated[float | None, Option(help="Only rollouts that earned at least this much.")] = None
+    reward_max: Annotated[float | None, Option(help="Only rollouts that earned at most this much.")] = None
     group: Annotated[
         str | None,
         Option(
@@ -65,7 +66,7 @@ class ShowOptions(Command):
             )
         ),
     ] = None
-    limit: Annotated[int, Option(min=1, help="Show so many.")] = 3
+    limit: Annotated[int, Option(min=1, help="Number of rollouts to show.")] = 3
     full: Annotated[bool, Option("--full", help="System prompts and tools too.")] = False
     log: Annotated[bool, Option("--log", help="Only the messages that the agents emitted.")] = False
     as_json: Json = False
@@ -88,14 +89,14 @@ class ForkOptions(Command):
     run: Run
     rollout: Annotated[str, Argument(help="The rollout to fork; agl show lists them.")]
     at: Annotated[
-        int | None, Option(min=0, help="Answer so many calls from the record; all but the last if not given.")
+        int | None, Option(min=0, help="Number of calls to answer from the record; all but the last if not given.")
     ] = None
     edit: Annotated[
         list[str],
         Option(
             help=(
                 "ROLE=TEXT or ROLE=@FILE: after the record, the model gets this as the system message, or as the last "
-                "user, assistant or tool message; may be given many times."
+                "user, assistant or tool message; repeatable."
             )
         ),
     ] = field(default_factory=list)
@@ -103,10 +104,10 @@ class ForkOptions(Command):
     agent: Annotated[str | None, Option(help="The agent; with --trust the one of the run if not given.")] = None
     environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     model: Annotated[
-        str | None, Option(help="The model that goes on: a checkpoint, a directory; the run's last if not given.")
+        str | None, Option(help="The model that continues: a checkpoint, a directory; the run's last if not given.")
     ] = None
     refuse: Annotated[
-        bool, Option("--refuse", help="Refuse calls that the record does not hold, instead of sampling from there on.")
+        bool, Option("--refuse", help="Refuse calls that are not in the record, instead of sampling from there on.")
     ] = False
     tools_again: Annotated[
         bool,
@@ -135,9 +136,9 @@ class WatchOptions(Command):
 
     run: Run
     run_id: RunId = None
-    seconds: Annotated[float, Option(min=0.1, help="Look again after so many.")] = 1.0
-    once: Annotated[bool, Option("--once", help="Show it as it is now, and end.")] = False
-    as_json: Annotated[bool, Option("--json", help="Print how it stands now as JSON, for programs, and end.")] = False
+    seconds: Annotated[float, Option(min=0.1, help="Seconds between two refreshes.")] = 1.0
+    once: Annotated[bool, Option("--once", help="Show the current state, then exit.")] = False
+    as_json: Annotated[bool, Option("--json", help="Print the current state as JSON, for programs, then exit.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +155,7 @@ class WhyOptions(Command):
 
     run: Run
     run_id: RunId = None
-    breaks: Annotated[bool, Option("--breaks", help="Show where token histories broke, and why.")] = False
+    breaks: Annotated[bool, Option("--breaks", help="Show where and why token histories broke.")] = False
     as_json: Json = False
 
 
@@ -172,7 +173,7 @@ class CompareOptions(Command):
 
     first: Annotated[Path, Argument(help="A run's folder.")]
     second: Annotated[Path, Argument(help="Another run's folder.")]
-    metric: Annotated[str, Option(help="The metric whose curves are laid over each other.")] = "reward"
+    metric: Annotated[str, Option(help="The metric to plot.")] = "reward"
     as_json: Json = False
 
 
@@ -193,26 +194,20 @@ class WhatIfOptions(Command):
 
     run: Run
     step: Annotated[int | None, Option(help="The step to look at; the last one if not given.")] = None
-    loss: Annotated[list[str], Option(help="Another loss; may be given many times.")] = field(default_factory=list)
-    advantage: Annotated[list[str], Option(help="Another advantage; may be given many times.")] = field(
-        default_factory=list
-    )
-    credit: Annotated[list[str], Option(help="Another way of credit; may be given many times.")] = field(
-        default_factory=list
-    )
-    correction: Annotated[list[str], Option(help="Other importance weights; may be given many times.")] = field(
-        default_factory=list
-    )
+    loss: Annotated[list[str], Option(help="Another loss; repeatable.")] = field(default_factory=list)
+    advantage: Annotated[list[str], Option(help="Another advantage; repeatable.")] = field(default_factory=list)
+    credit: Annotated[list[str], Option(help="Another credit mode; repeatable.")] = field(default_factory=list)
+    correction: Annotated[list[str], Option(help="Other importance weights; repeatable.")] = field(default_factory=list)
     settings: Annotated[
         list[str],
         Option(
             "--set",
-            help="Other settings, NAME=VALUE NAME=VALUE: one variant with all of them; may be given many times.",
+            help="Other settings, NAME=VALUE NAME=VALUE: one variant with all of them; repeatable.",
         ),
     ] = field(default_factory=list)
-    policy: Annotated[str | None, Option(help="Whose gradient; the first of several if not given.")] = None
+    policy: Annotated[str | None, Option(help="The policy whose gradient to compute; the first if not given.")] = None
     checkpoint: Annotated[
-        Path | None, Option(help="Compute with these weights; else the last kept ones of before the step.")
+        Path | None, Option(help="Compute with these weights; the last checkpoint kept before the step if not given.")
     ] = None
     run_id: RunId = None
     trust: Annotated[bool, Option("--trust", help="Import the code that the run names, such as its loss.")] = False
@@ -238,14 +233,14 @@ class JudgeOptions(Command):
         str | None,
         Option(
             help=(
-                "What it is compared with: a file of lines with rollout_id and label; reward, for the run's own "
-                "rewards; or reward/NAME, for a part of them. Without labels, its answers with each other only."
+                "What to compare the judge with: a file of lines with rollout_id and label; reward, for the run's own "
+                "rewards; or reward/NAME, for a part of them. Without labels, only its own answers are compared."
             )
         ),
     ] = None
-    write_labels: Annotated[Path | None, Option(help="Write such a file for people to fill in, and ask no judge.")] = (
-        None
-    )
+    write_labels: Annotated[
+        Path | None, Option(help="Write a file of labels for people to fill in, and call no judge.")
+    ] = None
     url: Annotated[
         str | None,
         Option(help="The judge's OpenAI-compatible base URL; the run's own judge if not given. Key: AGL_JUDGE_KEY."),
@@ -254,11 +249,11 @@ class JudgeOptions(Command):
     rubric: Annotated[Path | None, Option(help="A file that says what is good.")] = None
     settings: Annotated[
         list[str],
-        Option("--set", help="NAME=VALUE of another setting of a GroupJudge; may be given many times."),
+        Option("--set", help="NAME=VALUE of another setting of a GroupJudge; repeatable."),
     ] = field(default_factory=list)
-    limit: Annotated[int, Option(min=1, help="Ask about so many groups, drawn at random.")] = 50
+    limit: Annotated[int, Option(min=1, help="Number of groups to judge, drawn at random.")] = 50
     equal: Annotated[
-        float, Option(min=0.0, max=0.9, help="Scores, which go from 0 to 1, that differ by no more count as equal.")
+        float, Option(min=0.0, max=0.9, help="Scores (0 to 1) that differ by at most this count as equal.")
     ] = 0.05
     run_id: RunId = None
     trust: Annotated[bool, Option("--trust", help="Let the address that the run names have the key.")] = False
@@ -276,7 +271,7 @@ class ReportOptions(Command):
     work = "agentlightning.cli.report:write_report"
 
     run: Run
-    to: Annotated[Path | None, Option(help="The file to write; report.html in the run's folder else.")] = None
+    to: Annotated[Path | None, Option(help="The file to write; report.html in the run's folder if not given.")] = None
     run_id: RunId = None
 
 
@@ -301,6 +296,6 @@ class DashboardOptions(Command):
     ] = None
     host: Annotated[str, Option(help="Address to listen on; other than loopback needs --key.")] = "127.0.0.1"
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0
-    key: Annotated[str | None, key_option("AGL_STORE_KEY", "What one logs in with.")] = None
+    key: Annotated[str | None, key_option("AGL_STORE_KEY", "The key to log in with.")] = None
     allow_host: AllowHost = field(default_factory=list)
     browser: Annotated[bool, Option("--open/--no-open", help="Open it in a browser.")] = True

@@ -41,9 +41,9 @@ class RunnerOptions(Command):
     environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     program: ProgramOptions = field(default_factory=ProgramOptions)
     concurrency: Concurrency = 16
-    max_rollouts: Annotated[int | None, Option(min=1, help="Stop after so many.")] = None
+    max_rollouts: Annotated[int | None, Option(min=1, help="Stop after this many rollouts.")] = None
     give_up_after: Annotated[
-        float | None, Option(min=0.0, help="Stop when the server was out of reach for so many seconds.")
+        float | None, Option(min=0.0, help="Stop when the server was out of reach for this many seconds.")
     ] = None
     run: Annotated[str | None, Option(help="The id of the run to work for, where a store holds several.")] = None
 
@@ -67,7 +67,7 @@ class GatewayOptions(Command):
     ] = None
     providers: UpstreamOptions = field(default_factory=UpstreamOptions)
     path: Annotated[Path, Option(help="SQLite file to record in; gateway.db if not given.")] = Path("gateway.db")
-    server: Annotated[str | None, Option(help="Record in the store that is served at this URL instead.")] = None
+    server: Annotated[str | None, Option(help="Record in the store served at this URL instead.")] = None
     key: Annotated[str | None, key_option("AGL_STORE_KEY", "Admin key of that store.")] = None
     secret_file: Annotated[
         Path | None,

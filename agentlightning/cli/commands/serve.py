@@ -50,14 +50,14 @@ class ServeOptions(Command):
         list[str],
         Option(
             help="With --training: NAME=FILE.py:AGENT or NAME=COMMAND, an agent that reinforcement jobs may train by "
-            "this name; may be given many times."
+            "this name; repeatable."
         ),
     ] = field(default_factory=list)
     quota: Annotated[
         list[str],
         Option(
             help="With --training: NAME=NUMBER of what each key may have: file_bytes of one file, stored_bytes of all, "
-            "open_jobs, checkpoint_bytes of all checkpoints, records of each kind; may be given many times."
+            "open_jobs, checkpoint_bytes of all checkpoints, records of each kind; repeatable."
         ),
     ] = field(default_factory=list)
     host: Annotated[str, Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1"
@@ -109,12 +109,10 @@ class ExportOptions(Command):
     ] = False
     push: Annotated[
         str | None,
-        Option(
-            help="Push it to this repository of the Hugging Face Hub; takes the token of HF_TOKEN or hf auth login."
-        ),
+        Option(help="Push to this Hugging Face Hub repository; uses the token of HF_TOKEN or hf auth login."),
     ] = None
-    public: Annotated[bool, Option("--public", help="Let everybody see a repository that is made.")] = False
-    policy: Annotated[str | None, Option(help="Which one, of a run that trained several policies.")] = None
+    public: Annotated[bool, Option("--public", help="Make a new repository public.")] = False
+    policy: Annotated[str | None, Option(help="The policy to export, if the run trained several.")] = None
     jsonl: Annotated[Path | None, Option(help="Conversations instead of the model: a new file, a line for each.")] = (
         None
     )
@@ -140,17 +138,13 @@ class ExportOptions(Command):
             "--format", metavar="<name>", help=f"The fine-tuning service that reads it: {', '.join(get_args(Form))}."
         ),
     ] = "openai"
-    min_reward: Annotated[float | None, Option(help="Only rollouts that earned at least so much.")] = None
-    best_per_task: Annotated[
-        bool, Option("--best-per-task", help="Of each task only the rollout that earned most.")
-    ] = False
+    min_reward: Annotated[float | None, Option(help="Only rollouts that earned at least this much.")] = None
+    best_per_task: Annotated[bool, Option("--best-per-task", help="Only the best rollout of each task.")] = False
     mode: Annotated[
         Literal["train", "val", "test"] | None,
         Option(help="Train, val or test; without it those that were run to train, or all where there is none."),
     ] = None
-    agent: Annotated[str | None, Option(help="Only agents in whose name this regular expression finds something.")] = (
-        None
-    )
+    agent: Annotated[str | None, Option(help="Only agents whose name matches this regular expression.")] = None
 
     @property
     def work(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -21,7 +21,7 @@ from agentlightning.cli.options import (
     Timeout,
 )
 
-Gpus = Annotated[str | None, Option(help="What there is: 4xH100, L4, or cpu; what this machine has if not given.")]
+Gpus = Annotated[str | None, Option(help="The GPUs to use: 4xH100, L4, or cpu; what this machine has if not given.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,19 +41,19 @@ class DemoOptions(Command):
     work = "agentlightning.cli.demo:run_demo"
 
     name: Annotated[str, Argument(help="Which example; --list names them.")] = "calc"
-    listed: Annotated[bool, Option("--list", help="Name the examples that run by themselves.")] = False
+    listed: Annotated[bool, Option("--list", help="List the examples that it can run.")] = False
     model: Annotated[
         str | None,
         Option(help="A shipped model's name, a model directory, or a Hugging Face id; the example's own if not given."),
     ] = None
     steps: Annotated[int | None, Option(min=1, help="Training steps; the example's own number if not given.")] = None
-    seed: Annotated[int, Option(help="Decides the order of the tasks, and seeds the sampling.")] = 0
+    seed: Annotated[int, Option(help="Seed of the task order and the sampling.")] = 0
     learning_rate: Annotated[float | None, Option(min=0.0, help="Step size of AdamW.")] = None
     lora_rank: Annotated[int | None, Option(min=1, help="Train a LoRA adapter of this rank.")] = None
     run_dir: Annotated[
-        Path | None, Option(help="Where the run leaves its files; a new folder runs/NAME-… if not given.")
+        Path | None, Option(help="Folder for the run's files; a new folder runs/NAME-… if not given.")
     ] = None
-    resume: Annotated[Path | None, Option(help="Go on from a run's folder or a checkpoint.")] = None
+    resume: Annotated[Path | None, Option(help="Continue from a run's folder or a checkpoint.")] = None
     port: Annotated[int | None, Option(min=0, max=65535, help="Port of the gateway; a free one if not given.")] = None
 
 
@@ -97,21 +97,21 @@ class PlanOptions(Command):
     gpus: Gpus = None
     lora_rank: Annotated[int | None, Option(min=1, help="Train an adapter of this rank.")] = None
     dtype: Annotated[
-        str | None, Option(help="Of the weights; bfloat16 on GPUs and float32 on processors if not given.")
+        str | None, Option(help="Type of the weights; bfloat16 on GPUs and float32 on processors if not given.")
     ] = None
     context: Annotated[
         int | None, Option(min=16, help="Tokens of the longest rollout; 4096 if the model can do as much.")
     ] = None
     response: Annotated[
         int | None,
-        Option(min=1, help="Tokens of it that are sampled, all calls together; a quarter if not given."),
+        Option(min=1, help="Sampled tokens of the longest rollout, all calls together; a quarter if not given."),
     ] = None
     group_size: Annotated[int, Option(min=1, help="Rollouts per task.")] = 8
-    tasks_per_step: Annotated[int, Option(min=1, help="Tasks of a step.")] = 16
-    concurrency: Annotated[int, Option(min=1, help="Requests that are sampled at the same time.")] = 64
+    tasks_per_step: Annotated[int, Option(min=1, help="Tasks per step.")] = 16
+    concurrency: Annotated[int, Option(min=1, help="Concurrent requests.")] = 64
     tokens_per_batch: Annotated[int, Option(min=1, help="Tokens in one pass of the learner.")] = 16_384
     gradient_checkpointing: Annotated[
-        bool, Option("--gradient-checkpointing", help="Compute activations twice instead of keeping them.")
+        bool, Option("--gradient-checkpointing", help="Recompute activations instead of keeping them.")
     ] = False
     offload: Annotated[bool, Option("--offload", help="Keep the optimiser in the host's memory.")] = False
     as_json: Json = False
@@ -135,20 +135,20 @@ class DoctorOptions(Command):
     model: Annotated[
         str | None, Option(help="The model to ask: a shipped one's name, a directory; calc if not given.")
     ] = None
-    endpoint: Annotated[
-        str | None, Option(help="Let it ask the provider at this OpenAI-compatible base URL instead.")
-    ] = None
-    endpoint_model: Annotated[str, Option(help="The model to ask for there.")] = "default"
+    endpoint: Annotated[str | None, Option(help="Use the provider at this OpenAI-compatible base URL instead.")] = None
+    endpoint_model: Annotated[str, Option(help="The model to request there.")] = "default"
     api_key: Annotated[str | None, key_option("OPENAI_API_KEY", "The key for it.")] = None
-    limit: Annotated[int, Option(min=1, help="Look at so many tasks.")] = 4
+    limit: Annotated[int, Option(min=1, help="Number of tasks to try.")] = 4
     repeats: Annotated[
         int,
-        Option(min=1, help="Rollouts of each, which are compared; eight at least where there is a single task."),
+        Option(min=1, help="Rollouts of each task, to compare; at least eight if there is only one task."),
     ] = 4
-    seconds: Annotated[float, Option(min=1.0, help="Stop after so many, and say what was seen by then.")] = 45.0
+    seconds: Annotated[
+        float, Option(min=1.0, help="Stop after this many seconds and report what was seen by then.")
+    ] = 45.0
     group_size: Annotated[int, Option(min=2, help="Rollouts of a task that the training compares.")] = 8
-    tasks_per_step: Annotated[int, Option(min=1, help="Of the training that is meant.")] = 16
-    max_context: Annotated[int, Option(min=1, help="Of the training that is meant.")] = 4096
+    tasks_per_step: Annotated[int, Option(min=1, help="Tasks per step of the planned training.")] = 16
+    max_context: Annotated[int, Option(min=1, help="Tokens of the longest rollout of the planned training.")] = 4096
     environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     program: ProgramOptions = field(default_factory=ProgramOptions)
     concurrency: Concurrency = 16
@@ -171,18 +171,18 @@ class RunOptions(Command):
     agent: Agent = None
     tasks: Tasks = None
     model: Annotated[
-        str | None, Option(help="Serve this model to it: a shipped one's name, a checkpoint, a directory.")
+        str | None, Option(help="Serve this model to the agent: a shipped one's name, a checkpoint, a directory.")
     ] = None
     endpoint: Annotated[
         str | None,
         Option(
             help=(
-                "Let it ask the provider at this OpenAI-compatible base URL instead, through the gateway, which "
+                "Use the provider at this OpenAI-compatible base URL instead, through the gateway, which "
                 "records its calls."
             )
         ),
     ] = None
-    endpoint_model: Annotated[str, Option(help="The model to ask for there.")] = "default"
+    endpoint_model: Annotated[str, Option(help="The model to request there.")] = "default"
     api_key: Annotated[str | None, key_option("OPENAI_API_KEY", "The key for it.")] = None
     repeats: Annotated[int, Option(min=1, help="Runs per task.")] = 1
     environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)

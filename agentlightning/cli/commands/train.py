@@ -58,7 +58,9 @@ class TrainOptions(Command):
     ] = False
     server: Annotated[
         str | None,
-        Option(help="Record in the store that is served at this URL (agl store). Without --agent its runners have it."),
+        Option(
+            help="Record in the store served at this URL (agl store). Without --agent, its runners provide the agent."
+        ),
     ] = None
     key_file: Annotated[Path | None, Option(help="File with the key of --server; AGL_STORE_KEY if not given.")] = None
     val_tasks: Annotated[Path | None, Option(help="Tasks to validate on, never trained.")] = None
@@ -77,7 +79,7 @@ class TrainOptions(Command):
         Option(help="The model to train: a shipped one's name, a directory, a Hugging Face id; or calc."),
     ] = None
     steps: Annotated[int | None, Option(min=1, help="Training steps; as many as the epochs need if not given.")] = None
-    seed: Annotated[int | None, Option(help="Decides the order of the tasks, and seeds the sampling.")] = None
+    seed: Annotated[int | None, Option(help="Seed of the task order and the sampling.")] = None
     config: Annotated[
         Path | None,
         Option(
@@ -88,9 +90,9 @@ class TrainOptions(Command):
             )
         ),
     ] = None
-    settings: Annotated[
-        list[str], Option("--set", help="NAME=VALUE of a setting, such as steps=20; may be given many times.")
-    ] = field(default_factory=list)
+    settings: Annotated[list[str], Option("--set", help="NAME=VALUE of a setting, such as steps=20; repeatable.")] = (
+        field(default_factory=list)
+    )
     computed: BackendOptions = field(default_factory=BackendOptions)
     address: Annotated[
         str | None,
@@ -100,23 +102,23 @@ class TrainOptions(Command):
     program: ProgramOptions = field(default_factory=ProgramOptions)
     timeout: Timeout = None
     concurrency: Concurrency = 16
-    n_runners: Annotated[int, Option(min=1, help="Runners, each with so many rollouts at once.")] = 1
+    n_runners: Annotated[int, Option(min=1, help="Number of runners; each runs --concurrency rollouts at once.")] = 1
     strategy: Annotated[
         Literal["inline", "processes", "ray", "remote"] | None,
         Option(
             metavar="<name>",
-            help="Where runners are: inline (in this process), processes, ray (on a cluster) or remote (they join).",
+            help="Where runners run: inline (in this process), processes, ray (on a cluster) or remote (they join).",
         ),
     ] = None
     providers: UpstreamOptions = field(default_factory=UpstreamOptions)
     name: Annotated[str | None, Option(help="The run's name: its files are in runs/NAME. Or give --run-dir.")] = None
     run_dir: RunDir = None
     resume: Annotated[
-        str | None, Option(help="Go on from a run's folder, a checkpoint, or the URL of its checkpoint_copy.")
+        str | None, Option(help="Continue from a run's folder, a checkpoint, or the URL of its checkpoint_copy.")
     ] = None
     log: Annotated[
         list[str],
-        Option(help=f"Send metrics to a tracker as well: {', '.join(TRACKERS)}; may be repeated."),
+        Option(help=f"Send metrics to a tracker as well: {', '.join(TRACKERS)}; repeatable."),
     ] = field(default_factory=list)
     trust: Trust = False
     print_config: Annotated[
@@ -147,7 +149,7 @@ class ImportOptions(Command):
         list[str],
         Option(
             metavar="NAME=VALUE",
-            help="Only conversations whose score of this name is at least so high; may be given many times.",
+            help="Only conversations whose score of this name is at least this high; repeatable.",
         ),
     ] = field(default_factory=list)
     as_json: Json = False
@@ -205,17 +207,14 @@ Go on with a run that was stopped or killed: the same command and --resume RUN.
     prompt: Annotated[
         list[str],
         Option(
-            help=(
-                "A file with a prompt to tune, or NAME=FILE; prompt_template unless a name is given; may be "
-                "given many times."
-            )
+            help=("A file with a prompt to tune, or NAME=FILE; prompt_template unless a name is given; repeatable.")
         ),
     ] = field(default_factory=list)
     system_prompt: Annotated[
         list[str],
         Option(
             help=(
-                "The same for the system prompt of a program, which the gateway puts in; AGENT=FILE for one of "
+                "The system prompt of a program to tune, which the gateway inserts; AGENT=FILE for one of "
                 "several agents."
             )
         ),
@@ -225,14 +224,14 @@ Go on with a run that was stopped or killed: the same command and --resume RUN.
         Option(help="Whether --system-prompt goes in place of the program's own, before or after it."),
     ] = "replace"
     tool_description: Annotated[
-        list[str], Option(help="TOOL=FILE with the description of a program's tool; may be given many times.")
+        list[str], Option(help="TOOL=FILE with the description of a program's tool; repeatable.")
     ] = field(default_factory=list)
     demonstrations: Annotated[
         int | None,
         Option(
             min=1,
             help=(
-                "Show up to so many answered examples before the agent's question, chosen from its good runs; "
+                "Show up to this many answered examples before the agent's question, chosen from its good runs; "
                 "needs no critic."
             ),
         ),
@@ -246,7 +245,7 @@ Go on with a run that was stopped or killed: the same command and --resume RUN.
     ] = None
     endpoint: Annotated[str | None, Option(help="OpenAI-compatible base URL of the agent's model.")] = None
     endpoint_model: Annotated[
-        str | None, Option(help="The model to ask for there; the only one that it serves if not given.")
+        str | None, Option(help="The model to request there; the only model served there if not given.")
     ] = None
     api_key: Annotated[str | None, key_option("OPENAI_API_KEY", "The key for it.")] = None
     critic_url: Annotated[
@@ -256,23 +255,25 @@ Go on with a run that was stopped or killed: the same command and --resume RUN.
         str | None, Option(help="The critic's model; --endpoint-model if the critic is at --endpoint.")
     ] = None
     critic_key: Annotated[str | None, key_option("AGL_CRITIC_KEY", "The key for it; --api-key if not given.")] = None
-    budget_rollouts: Annotated[int | None, Option(min=1, help="At most so many rollouts.")] = None
-    budget_critic_tokens: Annotated[int, Option(min=1, help="At most so many tokens to and from the critic.")] = 500_000
-    budget_cost: Annotated[float | None, Option(min=0.0, help="At most so much; needs --prices.")] = None
+    budget_rollouts: Annotated[int | None, Option(min=1, help="Maximum number of rollouts.")] = None
+    budget_critic_tokens: Annotated[int, Option(min=1, help="Maximum number of tokens to and from the critic.")] = (
+        500_000
+    )
+    budget_cost: Annotated[float | None, Option(min=0.0, help="Maximum cost; needs --prices.")] = None
     prices: Annotated[
         str | None,
         Option(help="Per million tokens: critic in, critic out, agent in, agent out; such as 1.2,9,0.3,2."),
     ] = None
     settings: Annotated[
         list[str],
-        Option("--set", help="NAME=VALUE of a setting of the algorithm, such as beam_rounds=5. May repeat."),
+        Option("--set", help="NAME=VALUE: a setting of the algorithm, such as beam_rounds=5. Repeatable."),
     ] = field(default_factory=list)
     environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     program: ProgramOptions = field(default_factory=ProgramOptions)
     timeout: Timeout = None
     concurrency: Concurrency = 16
     run_dir: RunDir = None
-    resume: Annotated[Path | None, Option(help="Go on with the run in this folder.")] = None
+    resume: Annotated[Path | None, Option(help="Continue the run in this folder.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,17 +304,17 @@ class EvalOptions(Command):
     ] = None
     environment: EnvironmentOptions = field(default_factory=EnvironmentOptions)
     base: Annotated[str | None, Option(help="Model to compare with; the run's first one if not given.")] = None
-    limit: Annotated[int, Option(min=1, help="Use at most so many tasks.")] = 400
+    limit: Annotated[int, Option(min=1, help="Use at most this many tasks.")] = 400
     repeats: Annotated[
         int | None, Option(min=1, help="Runs per task; as many as the other options need if not given.")
     ] = None
-    pass_at: Annotated[int | None, Option(min=1, help="Also the chance that one of so many runs passes (pass@k).")] = (
-        None
-    )
-    passing: Annotated[float, Option(help="The reward from which a run passes.")] = 1.0
-    best_of: Annotated[int | None, Option(min=1, help="Also what the best of so many runs earns.")] = None
+    pass_at: Annotated[
+        int | None, Option(min=1, help="Also estimate the chance that one of this many runs passes (pass@k).")
+    ] = None
+    passing: Annotated[float, Option(help="The lowest reward that counts as a pass.")] = 1.0
+    best_of: Annotated[int | None, Option(min=1, help="Also report the reward of the best of this many runs.")] = None
     seed: Annotated[
-        int, Option(help="Seeds the sampling; both models draw alike, so that chance tells them apart less.")
+        int, Option(help="Seeds the sampling; both models use the same random draws, so that chance differs less.")
     ] = 0
     trust: Trust = False
     as_json: Json = False
