@@ -91,6 +91,13 @@ def test_settings_that_are_none_differ_in_nothing(tmp_path: Path) -> None:
     assert looked_at(tmp_path, "compare", str(good), str(odd))[0] == 0
 
 
+def test_of_very_many_settings_only_the_first_are_printed(tmp_path: Path) -> None:
+    good, odd = write_run(tmp_path / "good"), write_run(tmp_path / "odd", settings={f"k{n}": n for n in range(9_000)})
+    status, said = looked_at(tmp_path, "compare", str(good), str(odd))
+    assert (status, "k499 " in said, "k500 " in said) == (0, True, False)
+    assert "8,500 others: --json has them all" in " ".join(said.split())
+
+
 def test_what_is_not_finite_has_no_place_in_a_picture() -> None:
     steps = [{"step": 1, "loss": float("nan")}, {"step": 2, "loss": float("inf")}, {"step": 3, "loss": 1}]
     assert points_of(steps, "loss") == [(3.0, 1.0)]
