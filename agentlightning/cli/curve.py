@@ -18,14 +18,15 @@ def plot(curves: Mapping[str, Points], width: int, height: int = 10) -> Text:
         return Text("No step is finished yet.", style="dim")
     xs = [x for points in given.values() for x, _ in points]
     ys = [y for points in given.values() for _, y in points]
+    across, down = (min(xs), max(xs)), (min(ys), max(ys))
     columns = max(10, width - 10)
     grid: list[list[tuple[str, str]]] = [[(" ", "")] * columns for _ in range(height)]
     for points, mark in reversed(list(zip(given.values(), MARKS * 4, strict=False))):
         for x, y in points:
-            column = _cell(x, min(xs), max(xs), columns)
-            row = height - 1 - _cell(y, min(ys), max(ys), height)
+            column = _cell(x, *across, columns)
+            row = height - 1 - _cell(y, *down, height)
             grid[row][column] = mark
-    return _drawn(grid, min(ys), max(ys), min(xs), max(xs), list(given))
+    return _drawn(grid, *down, *across, list(given))
 
 
 def _drawn(

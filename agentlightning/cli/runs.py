@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -238,12 +238,18 @@ def _side_by_side(runs: list[Listed]) -> Table:
     return table
 
 
+_MOST_SETTINGS = 500
+"""That are printed: algorithms have fewer."""
+
+
 def _settings(differ: Mapping[str, tuple[Any, Any]], first: str, second: str) -> Table | Text:
     if not differ:
         return Text("Their settings are the same.")
     table = _headed("setting", first, second)
-    for name, values in differ.items():
-        table.add_row(name, *[Text(one_line(_shown(value))) for value in values])
+    for name, values in islice(differ.items(), _MOST_SETTINGS):
+        table.add_row(Text(one_line(name)), *[Text(one_line(_shown(value))) for value in values])
+    if len(differ) > _MOST_SETTINGS:
+        table.add_row(f"and {len(differ) - _MOST_SETTINGS:,} others: --json has them all")
     return table
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -88,30 +89,55 @@ class Break:
 
 def find_breaks(episodes: Sequence[Episode], decode: Decode | None = None) -> list[Break]:
     """All breaks in the rollouts' last attempts. Without `decode` causes are the gateway's and texts are empty."""
-    found: list[Break] = []
-    for e in episodes:
-        earlier: list[Call] = []
-        for call in e.calls:
-            if call.info.divergence is not None and call.info.divergence.cause != "new_conversation":
-                left = _nearest(call, [c for c in earlier if c.info.policy == call.info.policy])
-                if left is not None:
-                    found.append(_explain(call, left, decode, apart=_is_another_conversation(call, left, e.calls)))
-            earlier.append(call)
-    return found
+    return [one for e in episodes if any(map(_is_broken, e.calls)) for one in _breaks(e.calls, decode)]
 
 
-def _is_another_conversation(call: Call, left: Call, calls: Sequence[Call]) -> bool:
-    """Whether a call is of a conversation beside the one it left: another agent's, or one that goes on afterwards."""
+def _is_broken(call: Call) -> bool:
+    return call.info.divergence is not None and call.info.divergence.cause != "new_conversation"
+
+
+def _breaks(calls: Sequence[Call], decode: Decode | None) -> Iterator[Break]:
+    """The breaks among an attempt's calls."""
+    prompts, earlier = defaultdict[str, _Beginnings](_Beginnings), defaultdict[str, _Beginnings](_Beginnings)
+    for number, call in enumerate(calls):
+        prompts[call.info.policy].add(number, call.prompt_ids)
+    for number, call in enumerate(calls):
+        policy = call.info.policy
+        if _is_broken(call) and (nearest := earlier[policy].nearest(call.prompt_ids)) is not None:
+            left = calls[nearest]
+            goes_on = max(prompts[policy].that_begin_with(_whole(left)), default=0) > number
+            yield _explain(call, left, decode, apart=goes_on or _of_two_agents(call, left))
+        earlier[policy].add(number, _whole(call))
+
+
+def _of_two_agents(call: Call, left: Call) -> bool:
     ours, theirs = call.info.agent, left.info.agent
-    if ours is not None and theirs is not None and ours != theirs:
-        return True
-    later = calls[[c.info.call_id for c in calls].index(call.info.call_id) + 1 :]
-    history = _whole(left)
-    return any(
-        len(c.prompt_ids) >= len(history) and common(history, c.prompt_ids) == len(history)
-        for c in later
-        if c.info.policy == left.info.policy
-    )
+    return ours is not None and theirs is not None and ours != theirs
+
+
+class _Beginnings:
+    """Numbers of calls by tokens of theirs, in the tokens' order: those that begin alike stand side by side."""
+
+    def __init__(self) -> None:
+        self._tokens: list[bytes] = []
+        self._numbers: list[int] = []
+
+    def add(self, number: int, ids: Int32Array) -> None:
+        tokens = ids.tobytes()
+        at = bisect_left(self._tokens, tokens)
+        self._tokens.insert(at, tokens)
+        self._numbers.insert(at, number)
+
+    def that_begin_with(self, ids: Int32Array) -> list[int]:
+        beginning = ids.tobytes()
+        low = bisect_left(self._tokens, beginning)
+        return self._numbers[low : bisect_right(self._tokens, beginning, low, key=lambda one: one[: len(beginning)])]
+
+    def nearest(self, ids: Int32Array) -> int | None:
+        """The call with the longest common beginning, and of several the earliest."""
+        at = bisect_left(self._tokens, ids.tobytes())
+        neighbours = [np.frombuffer(one, ids.dtype) for one in self._tokens[max(0, at - 1) : at + 1]]
+        return min(self.that_begin_with(ids[: max(common(ids, one) for one in neighbours)])) if neighbours else None
 
 
 def lost_by_cause(breaks: Sequence[Break]) -> dict[str, list[Break]]:
@@ -189,11 +215,6 @@ def _seconds(evidence: Evidence, tokens: float) -> float | None:
     """What as many tokens cost the learner; None where nobody measured it."""
     computed, seconds = sum(evidence.series("tree_tokens")), sum(evidence.series("learning_seconds"))
     return round(tokens * seconds / computed, 3) if computed else None
-
-
-def _nearest(call: Call, earlier: Sequence[Call]) -> Call | None:
-    """The earlier call whose tokens have the longest common beginning with the prompt."""
-    return max(earlier, key=lambda c: common(_whole(c), call.prompt_ids), default=None)
 
 
 def _whole(call: Call) -> Int32Array:

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from agentlightning.errors import ConfigError, ModelError
-from agentlightning.learner.policy import merged
+from agentlightning.learner.policy import merged_with_tokenizer
 
 ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}
 """By the model type of a Hugging Face configuration, the name in `gguf.MODEL_ARCH`."""
@@ -39,7 +39,7 @@ def export_gguf(source: Path, to: Path) -> None:
         import gguf  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ConfigError("Writing GGUF needs llama.cpp's package: pip install gguf.") from None
-    model, tokenizer = merged(source), AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    model, tokenizer = merged_with_tokenizer(source)
     config: Any = model.config
     arch = _architecture(config)
     vocabulary = _vocabulary(gguf, tokenizer, config.vocab_size)

@@ -28,6 +28,7 @@ from agentlightning.files import atomic_directory
 from agentlightning.models import base_of_adapter, resolve_model
 from agentlightning.models.weights import damage_of, damage_of_checkpoint
 from agentlightning.reading import read_object
+from agentlightning.tokenizer_growth import refuse_growth
 
 METADATA_FILE = "agentlightning.json"
 """The file beside the weights with what this package needs to know of a model (which renderer, …)."""
@@ -222,7 +223,7 @@ def load_policy(
     try:
         adapter = (Path(path) / "adapter_config.json").is_file()
         model, peft_model = _load_adapter(path, dtype) if adapter else (load_base(path, dtype), None)
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        tokenizer = tokenizer_of(path)
         metadata = _metadata(path)
     except AgentLightningError:
         raise
@@ -305,11 +306,15 @@ def _untie(model: PreTrainedModel) -> None:
         config.tie_word_embeddings = model.config.tie_word_embeddings = False
 
 
+def tokenizer_of(path: str | Path) -> Any:
+    """The tokenizer of a model, as transformers has it. Raises ModelError where it lets texts grow too much."""
+    refuse_growth(Path(path))
+    return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+
+
 def refuse_other_tokens(policy: Policy, path: str) -> None:
     """Raises ModelError where the model in a directory, or its base, has another vocabulary than the policy."""
-    tokenizer = (
-        policy.tokenizer if path == policy.path else AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    )
+    tokenizer = policy.tokenizer if path == policy.path else tokenizer_of(path)
     if tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise ModelError(
             f"The model '{path}' has other tokens than '{policy.path}', so it cannot say how likely it finds what that "
@@ -426,15 +431,22 @@ def merged(path: Path) -> PreTrainedModel:
     return model.to(kept)  # pyright: ignore[reportArgumentType]
 
 
+def merged_with_tokenizer(source: Path) -> tuple[PreTrainedModel, Any]:
+    """The model that `merged` gives, and its tokenizer. Raises ModelError where they cannot be loaded."""
+    try:
+        return merged(source), tokenizer_of(source)
+    except AgentLightningError:
+        raise
+    except Exception as error:  # as in load_policy
+        raise ModelError(f"The model in {source} cannot be loaded: {error}") from error
+
+
 def export_merged(source: Path, to: Path) -> None:
     """Write the model that `merged` gives, with its tokenizer, as a Hugging Face directory, all or nothing.
 
     Raises ModelError where it cannot be loaded.
     """
-    try:
-        model, tokenizer = merged(source), AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"The model in {source} cannot be loaded: {error}") from error
+    model, tokenizer = merged_with_tokenizer(source)
     with atomic_directory(to, shared=True) as directory:
         model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -36,16 +35,20 @@ def curve_svg(curves: Mapping[str, Points], title: str = "") -> str:
     return "".join([*parts, *_legend(list(given)), "</svg>"])
 
 
+_MOST = 1e300
+"""Twice as much is still finite."""
+
+
 def points_of(steps: Sequence[Mapping[str, object]], name: str) -> list[tuple[float, float]]:
-    """A metric over the steps that have it; a number that is not finite has no place in a picture."""
+    """A metric over the steps that have it; a number that is not finite, or nearly so, has no place in a picture."""
     found = [(m.get("step"), m.get(name)) for m in steps]
     points = [(float(x), float(y)) for x, y in found if isinstance(x, int | float) and isinstance(y, int | float)]
-    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    return [(x, y) for x, y in points if abs(x) < _MOST and abs(y) < _MOST]
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
+    return (low, high) if high > low else (low - max(0.5, abs(low) / 2), high + max(0.5, abs(low) / 2))
 
 
 def _place(x: float, y: float, xs: tuple[float, float], ys: tuple[float, float]) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from typing import Any
 from agentlightning.errors import ModelError
 from agentlightning.reading import read_object, read_text
 from agentlightning.rendering.control import SEAM
+from agentlightning.tokenizer_growth import refuse_growth
 
 _TEMPLATE_FILE = "chat_template.jinja"
 _CONFIG_FILE = "tokenizer_config.json"
@@ -36,6 +37,7 @@ class FileTokenizer:
 
         self.name_or_path = name_or_path
         self._directory = directory
+        refuse_growth(directory)
         try:
             self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
         except Exception as error:  # the library has no kind of its own for a damaged file

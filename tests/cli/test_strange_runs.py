@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import pytest
 
 from agentlightning import cli
 from agentlightning.cli import app
+from agentlightning.cli.curve import plot
 from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_write, open_private
 from agentlightning.metrics.sink import JsonlSink, read_metrics
-from agentlightning.metrics.svg import points_of
+from agentlightning.metrics.svg import curve_svg, points_of
 from agentlightning.trainer.log import logged
 from tests.typed import typed
 
@@ -89,9 +91,31 @@ def test_settings_that_are_none_differ_in_nothing(tmp_path: Path) -> None:
     assert looked_at(tmp_path, "compare", str(good), str(odd))[0] == 0
 
 
+def test_of_very_many_settings_only_the_first_are_printed(tmp_path: Path) -> None:
+    good, odd = write_run(tmp_path / "good"), write_run(tmp_path / "odd", settings={f"k{n}": n for n in range(9_000)})
+    status, said = looked_at(tmp_path, "compare", str(good), str(odd))
+    assert (status, "k499 " in said, "k500 " in said) == (0, True, False)
+    assert "8,500 others: --json has them all" in " ".join(said.split())
+
+
 def test_what_is_not_finite_has_no_place_in_a_picture() -> None:
     steps = [{"step": 1, "loss": float("nan")}, {"step": 2, "loss": float("inf")}, {"step": 3, "loss": 1}]
     assert points_of(steps, "loss") == [(3.0, 1.0)]
+
+
+@pytest.mark.parametrize("values", [(1e308, -1e308), (1e17, 1e17), (1e299, -1e299), (5e-324, 0.0), (-1e200, -1e200)])
+def test_numbers_of_every_size_are_drawn_or_left_out(values: tuple[float, float]) -> None:
+    points = points_of([{"step": n, "loss": value} for n, value in enumerate(values)], "loss")
+    assert len(points) == (0 if abs(values[0]) > 1e300 else 2)
+    drawn = curve_svg({"loss": points}) + plot({"loss": points}, 60).plain
+    assert "nan" not in drawn
+    assert "inf" not in drawn
+
+
+def test_a_long_curve_takes_no_time_with_its_square() -> None:
+    began = time.process_time()
+    assert "step 19999" in plot({"loss": [(float(n), float(n)) for n in range(20_000)]}, 60).plain
+    assert time.process_time() - began < 3
 
 
 def test_a_line_that_no_run_writes_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -105,6 +107,47 @@ def test_the_nearest_of_several_calls_is_compared() -> None:
     ]
     (found,) = find_breaks([Episode(Rollout(rollout_id="r", input=1), None, 1.0, calls)], text_of)
     assert (found.after_call_id, found.was, found.now) == ("r-1", "ive", "our")
+
+
+def by_definition(calls: Sequence[Call]) -> list[tuple[str, str, int, bool]]:
+    """Each broken call, the earlier one it shares most with, how much, and whether it is a conversation beside it."""
+    found: list[tuple[str, str, int, bool]] = []
+    for number, one in enumerate(calls):
+        of_policy = [c for c in calls[:number] if c.info.policy == one.info.policy]
+        if one.info.divergence is None or one.info.divergence.cause == "new_conversation" or not of_policy:
+            continue
+        shared = [common(np.concatenate((c.prompt_ids, c.response_ids)), one.prompt_ids) for c in of_policy]
+        left = of_policy[shared.index(max(shared))]
+        history = [*left.prompt_ids, *left.response_ids]
+        goes_on = any(
+            [*c.prompt_ids[: len(history)]] == history for c in calls[number + 1 :] if c.info.policy == left.info.policy
+        )
+        agents = {one.info.agent, left.info.agent} - {None}
+        found.append((one.info.call_id, left.info.call_id, max(shared), goes_on or len(agents) == 2))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_random_calls_are_laid_beside_the_nearest_of_all(seed: int) -> None:
+    chance = random.Random(seed)
+    calls: list[Call] = []
+    for number in range(40):
+        before = chance.choice(calls) if calls and chance.random() < 0.6 else None
+        start = [] if before is None else [*before.prompt_ids, *before.response_ids]
+        prompt = [*start[: chance.randint(0, len(start))], *chance.choices([0, 1, 256, -1], k=chance.randint(0, 2))]
+        cause = chance.choice(["history_edited", "new_conversation", None])
+        made = call(number, prompt, chance.choices([0, 1, 256], k=chance.randint(0, 2)), cause)
+        policy, agent = chance.choice("ab"), chance.choice([None, None, "x", "y"])
+        calls.append(replace(made, info=replace(made.info, policy=policy, agent=agent)))
+    found = find_breaks([Episode(Rollout(rollout_id="r", input=1), None, 1.0, calls)])
+    assert [(b.call_id, b.after_call_id, b.position, b.cause == "sub_agent") for b in found] == by_definition(calls)
+
+
+def test_thousands_of_broken_calls_take_no_time_with_their_square() -> None:
+    calls = [call(n, [*range(1_000), n, *range(1_000)], [1], "history_edited") for n in range(4_000)]
+    began = time.process_time()
+    assert len(find_breaks([Episode(Rollout(rollout_id="r", input=1), None, 1.0, calls)])) == 3_999
+    assert time.process_time() - began < 10
 
 
 def test_without_a_tokenizer_the_gateways_cause_stands() -> None:

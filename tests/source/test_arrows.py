@@ -31,7 +31,7 @@ LAYERS: list[set[str]] = [
         "files",
         "reading",
     },
-    {"net"},
+    {"net", "tokenizer_growth"},
     {"store", "adapter", "learner", "metrics", "models", "rendering"},
     {"gateway", "tracer", "emitter", "engine", "backend", "litagent"},
     {"runner"},
