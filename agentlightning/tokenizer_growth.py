@@ -15,7 +15,9 @@ from agentlightning.errors import ModelError
 from agentlightning.reading import read_text
 
 _MOST_GROWTH = 1_000
-"""Times as long as a text may become, and characters of one token: real tokenizers stay far below."""
+"""Times as long as a text may become: real tokenizers stay far below."""
+_MOST_CHARACTERS = 10_000
+"""Of one token. Real vocabularies have some of a thousand spaces."""
 _MOST_BYTES = 2**28
 """The largest file that is read: those of models with a million tokens have some 60 MB."""
 _GIVEN = ("content", "prepend", "replacement")
@@ -48,13 +50,13 @@ def refuse_growth(directory: Path) -> None:
         growth = {name: _growth(getattr(found, name)) for name in steps}
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{file} cannot be read: {error}. Get the model's file again.") from error
-    growth["added_tokens"] = max(map(_growth, found.added_tokens or ()), default=1)
-    growth["vocab"] = _longest(found.model.vocab if found.model is not None else None)
-    for name, times in growth.items():
-        if times > _MOST_GROWTH:
+    tokens = {"added_tokens": max(map(_growth, found.added_tokens or ()), default=1)}
+    tokens["vocab"] = _longest(found.model.vocab if found.model is not None else None)
+    for name, times in (growth | tokens).items():
+        if times > (_MOST_CHARACTERS if name in tokens else _MOST_GROWTH):
             raise ModelError(
-                f"{file} is refused: its {name} may make a text more than {_MOST_GROWTH:,} times as long, which can "
-                "take all memory. Take the tokenizer.json of the model that it came from."
+                f"{file} is refused: its {name} may make a text {times:,.0f} times as long, which can take all "
+                "memory. Take the tokenizer.json of the model that it came from."
             )
 
 
