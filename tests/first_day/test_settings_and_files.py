@@ -1,4 +1,5 @@
-"""Settings of training that a trainer is given, and files of tasks that are another kind than their names say."""
+"""Settings of training that a trainer is given, files of tasks that are another kind than their names say, and
+variables of the environment that nothing reads."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.tasks import load_tasks
+from tests.first_day.day import script
 
 GIVEN = [
     *((name, f"{name} is a setting", name) for name in ("epochs", "seed", "learning_rate", "steps", "group_size")),
@@ -79,3 +81,23 @@ def test_a_file_of_another_kind(tmp_path: Path, name: str, content: bytes, words
 def test_white_space_in_front_is_no_lack(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(" " * 2000 + "[1, 2]")
     assert load_tasks(tmp_path / "a.json") == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("AGL_DEBG", "Did you mean AGL_DEBUG?"),
+        ("AGENTLIGHTNING_DEBUG", "Did you mean AGL_DEBUG?"),
+        ("AGENT_LIGHTNING_STORE_KEYS", "Did you mean AGL_STORE_KEY?"),
+        ("AGENTLIGHTNING_MODEL", "give --model, or the same in the script."),
+        ("AGENTLIGHTNING_OF_MY_OWN", ""),
+        ("AGL_CACHE", ""),
+    ],
+)
+def test_a_variable_that_nothing_reads_is_named_once_by_a_script(tmp_path: Path, name: str, words: str) -> None:
+    text = "for _ in (1, 2):\n    agl.Trainer(algorithm=agl.Baseline()).fit(agl.rollout(lambda task: 1.0), [1])\n"
+    done = script(tmp_path, text, **{name: str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    said = " ".join((done.stdout + done.stderr).split())
+    assert said.count(f"{name} is set, and nothing reads it") == (1 if words else 0), said
+    assert words in said
