@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agentlightning.arguments import explained, explained_class
+from agentlightning.arguments import OTHER_LIBRARIES_NAMES, explained, explained_class
 from agentlightning.backend import Backend, BackendFactory, ModelSpec
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
@@ -293,7 +293,7 @@ OF_TRAINING = {
     **dict.fromkeys(
         (
             *("gpus", "num_gpus", "n_gpus", "cuda", "use_gpu", "use_cpu", "n_gpus_per_node", "nproc_per_node"),
-            *("world_size", "num_processes", "nnodes", "num_nodes"),
+            *("devices", "accelerator", "world_size", "num_processes", "nnodes", "num_nodes"),
         ),
         "A GPU is taken where there is one: device='cuda:1' takes another, device='cpu' none; ranks=2 spreads the "
         "learner over two.",
@@ -318,6 +318,19 @@ OF_TRAINING = {
     **dict.fromkeys(("logging_steps", "log_every"), "Every step is written to metrics.jsonl and printed."),
 }
 """What a training algorithm is not given."""
+
+
+def of_the_algorithm(settings: Collection[str], others: Collection[str]) -> Mapping[str, str]:
+    """What is said of an algorithm's setting that a trainer is given, by its name here and by those of other libraries.
+    `others`: names in `OF_TRAINING` to be said, too."""
+    names = {theirs: ours for theirs, ours in OTHER_LIBRARIES_NAMES.items() if ours in settings}
+    sentences = {theirs: f"{theirs} is called {ours} here, a setting" for theirs, ours in names.items()}
+    sentences |= {name: f"{name} is a setting" for name in settings}
+    shown = {name: ours if (ours := names.get(name, name)) == "model" else f"model=…, {ours}" for name in sentences}
+    of = "of the algorithm: Trainer(algorithm=GRPO("
+    return {name: f"{words} {of}{shown[name]}=…))." for name, words in sentences.items()} | {
+        name: OF_TRAINING[name] for name in others if name not in settings
+    }
 
 
 _GIVEN: dict[str, Callable[[TrainingContext], Any]] = {

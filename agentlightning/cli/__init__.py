@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -23,14 +22,14 @@ def main() -> None:
     """Entry point: errors made for the user end in one message, without a traceback, and for `--json` in an object with
     the error's code; Ctrl-C ends with status 130."""
     from agentlightning.cli.app import app
-    from agentlightning.cli.environment import misspelt
     from agentlightning.cli.interrupt import INTERRUPTED, was_interrupted
     from agentlightning.console import Console, TerminalLog, never_fail_to_print, safe
     from agentlightning.trainer.left_running import say_who_is_left
+    from agentlightning.variables import new_warnings
 
     never_fail_to_print()
     logging.basicConfig(level=logging.WARNING, handlers=[TerminalLog()])
-    for words in misspelt(os.environ):
+    for words in new_warnings():
         Console(stderr=True, highlight=False, soft_wrap=True).print(words, style="yellow", markup=False)
     try:
         app()

@@ -40,6 +40,7 @@ def load_tasks(path: str | Path) -> list[Any]:
     if (size := file.stat().st_size) > MOST_BYTES:
         raise ConfigError(f"{file} has {size:,} bytes, and of a file of tasks at most {MOST_BYTES:,} are read.")
     try:
+        _refuse_another_kind(file)
         tasks = read(file)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is not text in UTF-8: {error}. Save it as UTF-8.") from error
@@ -49,6 +50,17 @@ def load_tasks(path: str | Path) -> list[Any]:
         below = " It has a line with names, and no row below it." if read is _table and file.stat().st_size else ""
         raise ConfigError(f"{file} holds no tasks.{below}")
     return tasks if read is _lines else _checked(tasks, str(file))  # lines were checked one by one
+
+
+def _refuse_another_kind(file: Path) -> None:
+    """Raises ConfigError for a file that is empty, or of another kind than its name says."""
+    with file.open("rb") as opened:
+        first = opened.read(_LOOKED_AT).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not first and file.stat().st_size < _LOOKED_AT:
+        raise ConfigError(f"{file} holds no tasks.")
+    kind = next((words for start, words in _BEGINNINGS.items() if first.lower().startswith(start)), None)
+    if kind is not None and file.suffix.lower() != ".parquet":
+        raise ConfigError(f"{file} is {kind}")
 
 
 def _checked(tasks: list[Any], where: str) -> list[Any]:
@@ -154,6 +166,8 @@ def _hint(line: str) -> str:
         return " JSON has no comments: take the line out."
     if line in "[{" or (line.startswith("[") and _parses(line.rstrip(",") + "]")):
         return " It looks like a JSON array over many lines: let its name end in .json."
+    if _parses(re.sub(r",(\s*[\]}])", r"\1", line)):
+        return " JSON has no comma before a closing bracket: take it out."
     if _two_values(line):
         return " More than one value stands on it: write each on a line of its own."
     if re.match(r"[\[{]+'", line):
@@ -206,6 +220,11 @@ def _array(file: Path) -> list[Any]:
     if isinstance(found, list):
         return found
     lists = [name for name, value in found.items() if isinstance(value, list)] if isinstance(found, dict) else []
+    if len(lists) > 1 and not any(isinstance(one, dict | list) for name in lists for one in found[name]):
+        raise ConfigError(
+            f"{file} holds a dict of lists, not an array of tasks. If those are columns, let its rows be the tasks: "
+            "[dict(zip(columns, row)) for row in zip(*columns.values())]."
+        )
     among = f" Its part {lists[0]!r} is one: write that into a file of its own." if lists else ""
     alone = (
         "" if lists else " If that is the only task, put it in brackets; with one task per line, let it end in .jsonl."
@@ -219,6 +238,8 @@ def _table(file: Path) -> list[dict[str, Any]]:
         before = csv.field_size_limit(_FIELD)  # of the whole process
         reader = csv.DictReader(opened)
         try:
+            if reader.fieldnames is None:
+                return []
             rows = list(reader)
         except csv.Error as error:
             words = f"{file} cannot be read as CSV: {error}, at line {reader.line_num}."
@@ -315,3 +336,14 @@ _OTHERS = {
     **dict.fromkeys((".yaml", ".yml", ".toml", ".pkl", ".py"), "Write them as JSON lines, or give a list of tasks."),
 }
 """What to do with files of other kinds."""
+_LOOKED_AT = 512
+_BEGINNINGS = {
+    b"pk\x03\x04": "a zip archive or an Excel sheet, whatever its name says. Unpack it, or save the sheet as CSV.",
+    b"\x1f\x8b": "compressed by gzip, whatever its name says. Unpack it first:  gunzip -c FILE > tasks.jsonl",
+    b"par1": "Parquet, whatever its name says: let its name end in .parquet.",
+    **dict.fromkeys(
+        (b"<!doctype html", b"<html"),
+        "a web page, not the data. Download the file itself, on most sites by the link called raw or download.",
+    ),
+}
+"""How files of other kinds begin, and what is said of them."""

@@ -19,9 +19,12 @@ from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.algorithm.base import (
     OF_HOOKS,
     OF_NAMES,
+    OF_THE_TRAINER,
+    OF_TRAINING,
     REWARD,
     TRACKERS,
     Algorithm,
+    of_the_algorithm,
 )
 from agentlightning.algorithm.baseline import Baseline, dry_run_of
 from agentlightning.algorithm.checkpoint import (
@@ -141,7 +144,7 @@ class Trainer(GivenByName):
 
     _method_hints: ClassVar = OTHER_VERBS
     _others: ClassVar = {
-        **dict.fromkeys(names_of(FeatureSettings), _otherwise),
+        **of_the_algorithm(names_of(FeatureSettings), OF_TRAINING.keys() - OF_THE_TRAINER.keys()),
         **REWARD,
         **TRACKERS,
         **OF_NAMES,

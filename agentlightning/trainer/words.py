@@ -23,6 +23,7 @@ from agentlightning.trainer.checks import shared_tasks
 from agentlightning.trainer.result import RunResult
 from agentlightning.types import Dataset
 from agentlightning.types.finding import counted
+from agentlightning.variables import new_warnings
 
 NO_VALIDATION = (
     "There are no validation tasks: only the training rewards show whether it gets better, and nothing shows which "
@@ -54,6 +55,8 @@ def introduce(
     resumed: str | None = None,
 ) -> None:
     """Before the model is loaded. Raises ModelError for one that is nowhere or does not fit this machine."""
+    for words in new_warnings():
+        reporter.warn(words)
     if not isinstance(algorithm, TrainingSettings):
         return
     shape = algorithm.shape

@@ -22,7 +22,6 @@ import agentlightning as agl
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.rollout_verdicts import asks_itself, most_fail
 from agentlightning.cli.configuration import read_config
-from agentlightning.cli.environment import OF_USERS, misspelt
 from agentlightning.cli.evaluate import measure, resolve
 from agentlightning.cli.optimize import read_prompts
 from agentlightning.cli.store import location_of
@@ -44,6 +43,7 @@ from agentlightning.runner.endings import (
     with_gateway,
 )
 from agentlightning.types import Attempt, Outcome, Rollout
+from agentlightning.variables import OF_USERS, misspelt
 from tests.cli.test_export_model import make_checkpoint
 from tests.cli.test_optimize import options
 from tests.first_day.test_near_misses import answer
@@ -302,8 +302,8 @@ def test_variables_of_the_environment_that_nothing_reads() -> None:
     assert list(misspelt(["AGL_DEBG", "AGL_JUDGE_API_KEY", "AGL_MODEL", "AGL_TASKS", *OF_USERS, "AGL_TASK_FILE"])) == [
         "AGL_DEBG is set, and nothing reads it. Did you mean AGL_DEBUG?",
         "AGL_JUDGE_API_KEY is set, and nothing reads it. Did you mean AGL_JUDGE_KEY?",
-        "AGL_MODEL is set, and nothing reads it: give --model.",
-        "AGL_TASKS is set, and nothing reads it: give --tasks.",
+        "AGL_MODEL is set, and nothing reads it: give --model, or the same in the script.",
+        "AGL_TASKS is set, and nothing reads it: give --tasks, or the same in the script.",
     ]
     pages = "".join(page.read_text() for page in (Path(__file__).parents[2] / "docs").glob("*.md"))
     assert [name for name in OF_USERS if name not in pages] == []

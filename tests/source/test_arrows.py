@@ -23,6 +23,7 @@ LAYERS: list[set[str]] = [
         "frames",
         "importing",
         "installation",
+        "variables",
         "errors",
         "terminal",
         "console",

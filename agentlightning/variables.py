@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from collections.abc import Iterable, Iterator
 
 OF_USERS = (
@@ -26,9 +28,21 @@ _ALIKE = 0.85
 def misspelt(variables: Iterable[str]) -> Iterator[str]:
     """A sentence for each variable that is one of ours but for a letter or a word, and so has no effect."""
     for name in variables:
-        if name.startswith("AGL_") and name not in (*OF_USERS, *_OTHERS):
-            if name in _AS_OPTIONS:
-                yield f"{name} is set, and nothing reads it: give {_AS_OPTIONS[name]}."
-                continue
-            for meant in difflib.get_close_matches(name, OF_USERS, n=1, cutoff=_ALIKE):
-                yield f"{name} is set, and nothing reads it. Did you mean {meant}?"
+        ours = re.sub("^(AGENT_?LIGHTNING|AGENTL)_", "AGL_", name)
+        if not ours.startswith("AGL_") or name in (*OF_USERS, *_OTHERS):
+            continue
+        if ours in _AS_OPTIONS:
+            yield f"{name} is set, and nothing reads it: give {_AS_OPTIONS[ours]}, or the same in the script."
+            continue
+        for meant in difflib.get_close_matches(ours, OF_USERS, n=1, cutoff=_ALIKE):
+            yield f"{name} is set, and nothing reads it. Did you mean {meant}?"
+
+
+_WARNED = set[str]()
+
+
+def new_warnings() -> list[str]:
+    """`misspelt` of this process's variables: each sentence once, whether a command says it or a training."""
+    new = [words for words in misspelt(os.environ) if words not in _WARNED]
+    _WARNED.update(new)
+    return new
