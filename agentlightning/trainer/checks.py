@@ -6,6 +6,7 @@ import inspect
 import io
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -202,6 +203,12 @@ def refuse_while_loading() -> None:
             "fit was called inside an agent, so every rollout would train. An agent does one task and returns its "
             "reward: call fit outside of it."
         )
+    script = Path(getattr(sys.modules["__main__"], "__file__", None) or "script")
+    if script.stem in _IMPORTED_LATER:
+        raise ConfigError(
+            f"{script} is a file of yours, and hides the package {script.stem!r}: give the file another name. Training "
+            "imports that package, and would run your script again instead."
+        )
     if (file := file_being_loaded()) is not None:
         raise ConfigError(
             f"{file} trains when it is imported, and here only its agent is wanted. Put the lines that train under  "
@@ -209,6 +216,8 @@ def refuse_while_loading() -> None:
         )
 
 
+_IMPORTED_LATER = frozenset(("openai", "renderers", "tokenizers", "jinja2"))
+"""Packages that the process of a script imports once it trains."""
 _SOURCES = {"SFT": ("conversations", "chats"), "DPO": ("preferences", "pairs")}
 """What the data may be that an algorithm learns without an agent, and how its `source` says so."""
 
