@@ -402,9 +402,8 @@ def test_a_script_that_has_the_name_of_a_package(tmp_path: Path, name: str) -> N
 @pytest.mark.parametrize("name", ["openai", "renderers"])
 def test_a_script_that_training_would_import(tmp_path: Path, name: str) -> None:
     """It waited for ever, for itself."""
-    text = (
-        "import agentlightning as agl\nagl.Trainer(algorithm=agl.Baseline(model='calc')).fit(lambda task: 1.0, [1])\n"
-    )
+    trains = "agl.Trainer(algorithm=agl.Baseline(model='calc')).fit(lambda task: 1.0, [1])"
+    text = f"import agentlightning as agl\n{trains}\n"
     (tmp_path / f"{name}.py").write_text(text)
     done = subprocess.run([sys.executable, f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert f"hides the package '{name}': give the file another name" in done.stderr
