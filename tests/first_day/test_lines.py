@@ -28,7 +28,6 @@ ANSWER = ChatCompletion.model_construct(choices=[Choice(finish_reason="stop", in
 async def sleeps() -> None: ...
 
 
-COROUTINE, LOOP = sleeps(), asyncio.new_event_loop()
 NAMES: dict[str, Any] = {
     "answer": ANSWER,
     "chunk": Choice.model_construct(delta=MESSAGE),
@@ -36,8 +35,6 @@ NAMES: dict[str, Any] = {
     "blocks": type("Answer", (), {"content": [1]})(),
     "message": MESSAGE,
     "json": json,
-    "coroutine": COROUTINE,
-    "future": asyncio.Future(loop=LOOP),
     "lock": asyncio.Lock(),
     "nothing": contextlib.nullcontext,
     "tool_call": ChatCompletionMessageFunctionToolCall.model_construct(),
@@ -46,10 +43,12 @@ NAMES: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def closed() -> Iterator[None]:
+def awaitable() -> Iterator[None]:
+    coroutine, loop = sleeps(), asyncio.new_event_loop()
+    NAMES.update(coroutine=coroutine, future=asyncio.Future(loop=loop))
     yield
-    COROUTINE.close()
-    LOOP.close()
+    coroutine.close()
+    loop.close()
 
 
 @pytest.mark.parametrize(

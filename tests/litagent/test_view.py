@@ -95,7 +95,7 @@ print(
 )
 """
 layered = pytest.mark.skipif(
-    shutil.which("bwrap") is None or "--tmp-overlay" not in view.bubblewrap_help(), reason="bubblewrap is before 0.11"
+    shutil.which("bwrap") is None or "--tmp-overlay" not in view.bubblewrap_help(), reason="bwrap is before 0.11"
 )
 
 
