@@ -62,7 +62,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_the_reward_rises_as_getting_started_promises(started: tuple[Path, str]) -> None:
     folder, printed = started
-    assert "the reward climbs from below 0.5 to about 0.9" in PAGE.read_text()
+    assert "the reward rises from below 0.5 to about 0.9" in PAGE.read_text()
     rewards = [row["reward"] for row in metrics(folder) if row["step"]]
     validated = [row["val_reward"] for row in metrics(folder) if row.get("val_reward") is not None]
     assert rewards[0] < 0.5
