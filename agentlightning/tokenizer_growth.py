@@ -53,10 +53,10 @@ def refuse_growth(directory: Path) -> None:
     tokens = {"added_tokens": max(map(_growth, found.added_tokens or ()), default=1)}
     tokens["vocab"] = _longest(found.model.vocab if found.model is not None else None)
     for name, times in (growth | tokens).items():
-        if times > (_MOST_CHARACTERS if name in tokens else _MOST_GROWTH):
+        if times > (most := _MOST_CHARACTERS if name in tokens else _MOST_GROWTH):
             raise ModelError(
-                f"{file} is refused: its {name} may make a text {times:,.0f} times as long, which can take all "
-                "memory. Take the tokenizer.json of the model that it came from."
+                f"{file} is refused: its {name} may make a text more than {most:,} times as long, which can "
+                "take all memory. Take the tokenizer.json of the model that it came from."
             )
 
 
@@ -65,10 +65,10 @@ def _growth(part: Any) -> float:
     if isinstance(part, list):  # of steps; of pieces of a template, in which texts stand; or of the ids of a piece
         pieces = sum(isinstance(one, dict) and "Sequence" in one for one in part)
         numbers = sum(isinstance(one, int) for one in part)
-        return max(pieces, numbers, 1) * math.prod(map(_growth, part))
+        return max(pieces, numbers, 1) * math.prod(map(_growth, part), start=1.0)
     if not isinstance(part, dict):
         return 1
-    inner = math.prod(_growth(one) for one in part.values())
+    inner = math.prod((_growth(one) for one in part.values()), start=1.0)
     return max(_own(part), _mapped(part.get("precompiled_charsmap")), 1) * inner
 
 
