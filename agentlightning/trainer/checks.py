@@ -205,15 +205,31 @@ def refuse_while_loading() -> None:
         )
     script = Path(getattr(sys.modules["__main__"], "__file__", None) or "script")
     if script.stem in _IMPORTED_LATER:
-        raise ConfigError(
-            f"{script} is a file of yours, and hides the package {script.stem!r}: give the file another name. Training "
-            "imports that package, and would run your script again instead."
-        )
+        raise _hides_a_package(script)
     if (file := file_being_loaded()) is not None:
         raise ConfigError(
             f"{file} trains when it is imported, and here only its agent is wanted. Put the lines that train under  "
             f"{MAIN_GUARD}"
         )
+
+
+def refuse_in_an_import_of_training() -> None:
+    """Raises ConfigError where a file trains that training itself imports, for it has the name of a package: each would
+    wait for the other."""
+    module, frame = "", sys._getframe(1)
+    while frame is not None:
+        if not module and frame.f_code.co_name == "<module>":
+            module = frame.f_code.co_filename
+        elif module and frame.f_globals.get("__name__") == "agentlightning.trainer.launch":
+            raise _hides_a_package(Path(module))
+        frame = frame.f_back
+
+
+def _hides_a_package(file: Path) -> ConfigError:
+    return ConfigError(
+        f"{file} is a file of yours, and hides the package {file.stem!r}: give the file another name. Training imports "
+        "that package, and would run your file instead."
+    )
 
 
 _IMPORTED_LATER = frozenset(("openai", "renderers", "tokenizers", "jinja2"))

@@ -58,6 +58,7 @@ from agentlightning.trainer.checks import (
     check_resources,
     check_whole_numbers,
     listed,
+    refuse_in_an_import_of_training,
     refuse_while_loading,
 )
 from agentlightning.trainer.folder import (
@@ -240,6 +241,7 @@ class Trainer(GivenByName):
         .jsonl, .json, .csv or .parquet. `agent` may be None where all runners are elsewhere, and where the
         algorithm learns examples and nothing is validated; the tasks may be None where the algorithm brings its own.
         """
+        refuse_in_an_import_of_training()
         val = val_dataset if val_dataset is not None else val_data
         try:
             return run_sync(self.fit_async(agent, train_dataset, val))

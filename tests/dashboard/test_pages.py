@@ -228,8 +228,8 @@ def test_metrics_are_grouped_named_once_searched_and_pinned(page: Any, shown: st
     titles = page.locator("details.group .titled").all_inner_texts()
     assert len(titles) == len(set(titles)) > 25
     assert page.get_by_text("A metric of your own").count() == 0
-    page.get_by_role("button", name=re.compile("^Entropy: How undecided")).first.hover()
-    page.get_by_role("tooltip", name=re.compile("How undecided")).wait_for()
+    page.get_by_role("button", name=re.compile("^Entropy: The mean entropy")).first.hover()
+    page.get_by_role("tooltip", name=re.compile("The mean entropy")).wait_for()
     check_accessible(page)
     page.get_by_role("button", name="Pin Entropy").click()
     page.reload()

@@ -410,6 +410,28 @@ def test_a_script_that_training_would_import(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+def run_killable(command: list[str], folder: Path) -> str:
+    """What the command writes to its standard error; one that does not end within a minute is killed."""
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            return process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("name", ["openai", "renderers", "tokenizers", "jinja2"])
+@pytest.mark.quick_with("openai")
+def test_a_file_with_a_packages_name_that_trains(tmp_path: Path, name: str) -> None:
+    """The script that trained waited for it, and it for the script."""
+    text = (
+        "import agentlightning as agl\nagl.Trainer(algorithm=agl.Baseline(model='calc')).fit(lambda task: 1.0, [1])\n"
+    )
+    (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "train.py").write_text(text)
+    done = run_killable([sys.executable, "train.py"], tmp_path)
+    assert f"{name}.py is a file of yours, and hides the package '{name}': give the file another name" in done
+
+
 def test_fit_is_no_coroutine(tmp_path: Path) -> None:
     done = script(
         tmp_path,
