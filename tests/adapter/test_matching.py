@@ -203,6 +203,7 @@ HOSTILE: dict[str, Callable[[int], list[Span]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", HOSTILE)
 def test_time_grows_with_the_spans_and_not_with_their_square(what: str) -> None:
     def seconds(n: int) -> float:

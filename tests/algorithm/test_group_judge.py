@@ -304,6 +304,7 @@ def by_text(n: int, text: str) -> float:
     return sum(map(ord, text)) % 11 / 10
 
 
+@pytest.mark.slow
 async def test_a_run_learns_from_the_score_alone_and_keeps_the_reason(tmp_path: Path) -> None:
     found, (row,), _ = await trained(tmp_path, by(by_text))
     assert row["judge/agreement"] == pytest.approx(1.0)

@@ -104,6 +104,7 @@ def all_of(trajectory: dict[str, Any]) -> list[dict[str, Any]]:
     return [trajectory, *trajectory.get("subagent_trajectories", ())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
     ["none", *(pytest.param(how, marks=pytest.mark.slow) for how in ("--no-key", "no upstream key"))],

@@ -76,6 +76,7 @@ async def served(tmp_path: Path) -> AsyncIterator[tuple[SqliteLightningStore, st
     await store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way", ["kept", *(pytest.param(way, marks=pytest.mark.slow) for way in ("file", "environment"))]
 )

@@ -82,6 +82,7 @@ def test_what_has_no_label_is_in_no_pair_and_masked_groups_in_no_agreement() -> 
     assert measure([fair], min_agreement=0.5).masked == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("groups", "size", "noise", "runs"),
     [

@@ -56,6 +56,7 @@ def test_without_others_an_owner_gets_nearly_everything(policy: Policy) -> None:
     assert engine.running == 16
 
 
+@pytest.mark.slow
 def test_owners_take_turns_by_tokens(policy: Policy) -> None:
     """Of two that always have something waiting each gets about half of the tokens, whoever asks for more at once."""
     engine = make_engine(policy, max_concurrency=4, max_context=128)

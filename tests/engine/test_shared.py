@@ -434,6 +434,7 @@ def server(tiny_model_dir: Path) -> Iterable[tuple[ModelServer, socket.socket]]:
     theirs.close()
 
 
+@pytest.mark.slow
 def test_a_failed_step_gives_up_what_was_computed_in_it(server: tuple[ModelServer, socket.socket]) -> None:
     """Requests of a policy that was held in it stay."""
     serving, end = server

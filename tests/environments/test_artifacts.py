@@ -72,6 +72,7 @@ def test_what_a_pattern_fits_stays(engine: str, kind: str, tmp_path: Path) -> No
     assert seen(task, MAKES, **engine_or_skip(engine)) == ({"reward": 1.0}, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_file_and_what_is_not_there_and_what_is_taken_already(engine: str, tmp_path: Path) -> None:
     task = write_task(

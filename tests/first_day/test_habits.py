@@ -399,6 +399,7 @@ def test_a_script_that_has_the_name_of_a_package(tmp_path: Path, name: str) -> N
     assert f"hides the package '{name}': give the file another name" in done.stderr
 
 
+@pytest.mark.quick_with("openai")
 @pytest.mark.parametrize("name", ["openai", "renderers"])
 def test_a_script_that_training_would_import(tmp_path: Path, name: str) -> None:
     """It waited for ever, for itself."""

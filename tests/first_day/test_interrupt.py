@@ -145,6 +145,7 @@ def test_a_runner(tmp_path: Path) -> None:
 # ---- a process that ends without a word ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["os._exit(0)", "os.kill(os.getpid(), 9)"])
 @pytest.mark.quick_with("os._exit(0)")
 def test_an_agent_that_ends_the_whole_process(tmp_path: Path, end: str) -> None:

@@ -159,6 +159,7 @@ async def check(store: InMemoryLightningStore, rollouts: list[AttemptedRollout],
         assert {asked(span) for _, span in found} == {f"My task is {rollout.input}"}
 
 
+@pytest.mark.slow
 @pytest.mark.quick_with("placeholder")
 async def test_fifty_rollouts_share_their_clients_without_cross_talk(
     store: InMemoryLightningStore, gateway: Gateway, clients: Clients

@@ -82,6 +82,7 @@ async def test_after_one_that_is_answered_all_go_on(
             assert await asyncio.gather(*[post(site, ASK) for _ in range(40)]) == [200] * 40
 
 
+@pytest.mark.slow
 async def test_what_is_large_makes_the_next_wait_longer(
     store: InMemoryLightningStore, rendering: RenderersRendering
 ) -> None:

@@ -89,6 +89,7 @@ NESTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.quick_with("chat", "messages-450")
 @pytest.mark.parametrize("depth", [90, 450, pytest.param(900, marks=pytest.mark.slow), 5_000])
 @pytest.mark.parametrize("path", NESTED)

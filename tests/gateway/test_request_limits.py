@@ -165,6 +165,7 @@ LONG_ROWS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/messages", pytest.param("/messages/count_tokens", marks=pytest.mark.slow)])
 async def test_what_is_too_long_is_refused_wherever_it_stands(site: Site, path: str) -> None:
     for where, row in LONG_ROWS.items():

@@ -169,6 +169,7 @@ print(reward, os.listdir(sys.argv[2]))
 """
 
 
+@pytest.mark.quick_with("closed")
 @pytest.mark.parametrize(
     ("left", "reward"),
     [("mkdir a; touch a/f b; chmod 0 a b", 1.0), ("mkdir a; touch a/f; chmod 0500 a", 2.0), ("chmod 0 .", 0.0)],

@@ -45,6 +45,7 @@ def test_experts_are_held_all_and_met_in_part() -> None:
     assert shape.active == pytest.approx(3.0e9, rel=0.05)  # 3.3 with the embeddings, which are looked up
 
 
+@pytest.mark.slow
 def test_an_optimiser_on_the_host_costs_time_instead_of_memory() -> None:
     there, p = replace(GIVEN, offload=True), GIVEN.shape.parameters
     assert learner_memory(there)["gradients and optimiser"] == 2 * p, "the gradients of one pass, in bfloat16"

@@ -80,6 +80,7 @@ async def test_no_attempt_is_given_up_whose_heartbeat_waits_in_the_store(store: 
     assert await unresponsive(store) == 0
 
 
+@pytest.mark.slow
 async def test_no_attempt_is_given_up_whose_heartbeat_waits_in_another_store(
     pair: list[PostgresLightningStore],
 ) -> None:

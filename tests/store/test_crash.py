@@ -147,6 +147,7 @@ async def _work(store: LightningStoreClient, name: str, tasks: int, done: Counte
         done[claim.rollout_id] += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [1, pytest.param(15, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 async def test_killing_the_server_under_its_clients(tmp_path: Path, unused_tcp_port: int, kills: int) -> None:
     """Clients of a server that is killed again and again notice nothing but a pause; every task is done once."""

@@ -91,6 +91,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.quick_with("bytes")
 @pytest.mark.parametrize("name", BOMBS)
 async def test_an_otlp_bomb_is_too_large(agent: aiohttp.ClientSession, name: str) -> None:
@@ -175,6 +176,7 @@ def otlp_text(span: dict[str, Any], length: int) -> bytes:
     return export.SerializeToString()
 
 
+@pytest.mark.slow
 @pytest.mark.quick_with("deep lists", "OTLP: attributes")
 @pytest.mark.parametrize("shape", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in SHAPES])
 async def test_no_body_holds_the_server_up(

@@ -83,6 +83,7 @@ async def test_of_different_endings_at_the_same_moment_one_counts(store: Lightni
     assert sum(statistics["rollouts"].values()) == sum(statistics["attempts"].values()) == 3
 
 
+@pytest.mark.slow
 async def test_waiting_claimers_are_served_in_turn(store: LightningStore) -> None:
     """Those that wait longest are called first, and none starves beside one that always comes back."""
     served: list[int] = []

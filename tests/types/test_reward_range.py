@@ -110,6 +110,7 @@ def by_a_grader(text: str) -> dict[str, Any]:
     return {"command": "true", "grader": [sys.executable, "-S", "-c", f"print({text!r})"]}
 
 
+@pytest.mark.slow
 @pytest.mark.quick_with("in_a_file")
 @pytest.mark.parametrize("way", [printed, printed_in_json, in_a_file, by_a_grader])
 async def test_of_a_program(place: Place, way: Callable[[str], dict[str, Any]]) -> None:
