@@ -76,6 +76,12 @@ def _held_up_at(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> It
             yield _line(frame)
 
 
+def line_of(thread: threading.Thread) -> str | None:
+    """The user's line that a thread is at; None where there is none, or a library computes below it."""
+    frame = _own_frame(thread)
+    return frame and _line(frame)
+
+
 def _seconds_waited(thread: threading.Thread) -> float:
     """How long the thread could have run and got no processor, as Linux counts it; 0 elsewhere."""
     try:

@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from agentlightning.errors import AgentError
-from agentlightning.runner.blocking import watch_for_blocking
+from agentlightning.runner.blocking import line_of, watch_for_blocking
 from agentlightning.runner.endings import describe
 
 logger = logging.getLogger(__name__)
@@ -295,7 +295,8 @@ async def _end_thread(thread: threading.Thread, waiting: asyncio.Future[Any]) ->
             waiting.exception()  # it is known, and not news
             return
     logger.warning(
-        "A sync agent that was stopped waits in a call that cannot be interrupted; its thread is left behind."
+        "A sync agent that was stopped waits in a call that cannot be interrupted%s; its thread is left behind.",
+        f" ({line})" if (line := line_of(thread)) else "",
     )
 
 

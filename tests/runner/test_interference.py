@@ -259,3 +259,19 @@ async def test_an_agent_that_catches_its_cancellation_is_left_behind_with_a_word
     attempt = (await outcome_of(store, stubborn, timeout_seconds=0.3)).attempt
     assert attempt.outcome is Outcome.TIMEOUT
     assert "left behind" in caplog.text
+
+
+async def test_a_sync_agent_that_cannot_be_stopped_is_left_behind_with_its_line(
+    store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(executor, "FORCE_SECONDS", 0.3)
+
+    @agl.rollout
+    def sleeper(task: str) -> float:
+        time.sleep(1.5)
+        return 1.0
+
+    attempt = (await outcome_of(store, sleeper, timeout_seconds=0.3)).attempt
+    assert attempt.outcome is Outcome.TIMEOUT
+    await asyncio.sleep(1)
+    assert "in sleeper: time.sleep(1.5)); its thread is left behind" in caplog.text
