@@ -129,13 +129,13 @@ def test_a_runner(tmp_path: Path) -> None:
     told = []
     for line in runner.stdout:
         told.append(line)
-        if "Running rollouts" in line:
+        if "No rollout waits there now" in line:
             break
     runner.send_signal(signal.SIGINT)
     told.append(runner.communicate(timeout=60)[0])
     assert runner.returncode == 130, "".join(told)
+    assert "Running rollouts" in "".join(told)
     assert "Stopped." in told[-1]
-    assert "No rollout waits there now" in "".join(told)
     store.send_signal(signal.SIGINT)
     printed, _ = store.communicate(timeout=60)
     assert store.returncode == 130, printed
