@@ -26,6 +26,7 @@ AgentLightningError
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from typing import TYPE_CHECKING, ClassVar
@@ -257,3 +258,39 @@ def _own_frame(error: BaseException) -> FrameSummary | None:
     from agentlightning.frames import is_own
 
     return next((frame for frame in reversed(extract_tb(error.__traceback__)) if is_own(frame.filename)), None)
+
+
+# ---- errors of the machine -----------------------------------------------------------------------------------------
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
+_OF_PATHS = (errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
+_MAKE_SPACE = (
+    "Make room on the disk and type the command again; a training goes on with --resume from its last checkpoint."
+)
+
+
+def of_the_machine(error: BaseException) -> str | None:
+    """The words for a full disk, too many open files, or a path that cannot be used; None for another error."""
+    if not isinstance(error, OSError):
+        return None
+    what, why = f"'{error.filename}'" if error.filename else "A file", error.strerror
+    if error.errno in _FULL:
+        return f"{what} could not be written: {why}. {_MAKE_SPACE}"
+    if error.errno in _NO_MORE_FILES:
+        return f"{what} could not be opened: {why}. Allow more (ulimit -n 4096), and start again."
+    if error.errno == errno.EROFS:
+        return f"{what} could not be written: {why}. Give a folder that can be written."
+    in_the_way = error.errno in _OF_PATHS and error.filename
+    return f"{what} cannot be used: {why}. (AGL_DEBUG=1 shows the whole way.)" if in_the_way else None
+
+
+def came_from_here(error: BaseException) -> bool:
+    """Whether this package failed below the last line of the user's own that the error came through."""
+    from traceback import extract_tb
+
+    from agentlightning.frames import is_ours, is_own
+
+    frames = [frame.filename for frame in extract_tb(error.__traceback__)]
+    own = max((number for number, name in enumerate(frames) if is_own(name)), default=-1)
+    return any(map(is_ours, frames[own + 1 :]))

@@ -37,6 +37,19 @@ def reason_of_file(error: Exception) -> str:
     return str((isinstance(error, OSError) and error.strerror) or error).rstrip(".")
 
 
+def no_path(given: str) -> str:
+    """Why a text is no path of this machine, and what to give; nothing for one that may be."""
+    if os.path.exists(given):
+        return ""
+    if re.search(r"\$\{?[A-Za-z_]|%[A-Za-z_]+%", given):
+        return "The variable in it is not filled in: give os.path.expandvars(…) of it, or the path itself."
+    if of_a_file := re.match(r"file:/+(?:localhost/)?", given):
+        return f"Give the path alone: '/{given[of_a_file.end() :]}'."
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", given) and not given.startswith(("http:", "https:")):  # a Path has one /
+        return "That is an address, and here a path of this machine is needed: download or mount it first."
+    return ""
+
+
 def run_called(name: str | Path) -> Path | None:
     """The run in `runs/` that has this name; None where there is none."""
     run = Path("runs") / name
@@ -143,8 +156,8 @@ def atomic_write(path: Path, text: str) -> None:
     names the file where the disk does not take it; then the old content stays, and nothing else."""
     make_folder(path.parent)
     work = path.with_name(f".{path.name}.{os.getpid()}")
-    work.unlink(missing_ok=True)
     try:
+        work.unlink(missing_ok=True)
         with open_private(work, "x") as file:
             file.write(redacted(text))
         work.replace(path)

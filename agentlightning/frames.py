@@ -20,6 +20,11 @@ def is_library(filename: str) -> bool:
     )
 
 
+def is_ours(filename: str) -> bool:
+    """Whether it is this package's."""
+    return filename.startswith(_PACKAGE)
+
+
 def is_own(filename: str) -> bool:
     """Whether it is the user's."""
-    return not filename.startswith(_PACKAGE) and not is_library(filename)
+    return not is_ours(filename) and not is_library(filename)

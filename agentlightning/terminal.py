@@ -7,6 +7,7 @@ shows them, and `AGL_DEBUG=1` shows ours so too.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
@@ -15,7 +16,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from agentlightning.errors import AgentLightningError, debugging, in_words, message_of, own_text
+from agentlightning.errors import (
+    AgentLightningError,
+    came_from_here,
+    debugging,
+    in_words,
+    message_of,
+    of_the_machine,
+    own_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,6 +35,7 @@ if TYPE_CHECKING:
 
 def end_scripts_in_words() -> None:
     """Stand before whatever shows uncaught errors now."""
+    open_standard_streams()
     sys.excepthook = _in_words_or(sys.excepthook)
     otherwise = threading.excepthook
 
@@ -40,17 +50,36 @@ def end_scripts_in_words() -> None:
 
 def _in_words_or(otherwise: Hook) -> Hook:
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        ours = isinstance(error, AgentLightningError)
-        if (ours or (isinstance(error, KeyboardInterrupt) and str(error))) and not debugging():
+        if (words := _in_words(error)) and not debugging():
             from agentlightning.console import safe
 
-            print(safe(in_words(error) if ours else str(error)), file=sys.stderr)  # noqa: T201
+            print(safe(words), file=sys.stderr)  # noqa: T201
         else:
             if (note := _note_on(error)) is not None:
                 error.add_note(note)
             otherwise(kind, error, trace)
 
     return show
+
+
+def _in_words(error: BaseException) -> str | None:
+    """What is printed in place of a traceback; None where Python's own is shown."""
+    if isinstance(error, AgentLightningError):
+        return in_words(error)
+    if isinstance(error, KeyboardInterrupt):
+        return str(error) or None
+    words = of_the_machine(error) if isinstance(error, OSError) and came_from_here(error) else None
+    return words and f"Error: {words}"
+
+
+def open_standard_streams() -> None:
+    """Give a process that was started without one of its standard streams (`<&-`, some daemons) an empty one: else the
+    next file that is opened takes its number, and is written to by whatever prints, or closed by an event loop."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 _ROWS = (
@@ -96,6 +125,8 @@ def _concerned(error: ImportError | AttributeError) -> Iterator[tuple[str, str]]
     about = [vars(error.obj)] if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType) else []
     if isinstance(error, ImportError):
         about.append({"__name__": error.name, "__file__": error.path})
+        top = sys.modules.get((error.name or "").partition(".")[0])  # of a part of what is no package
+        about += [vars(top)] if top is not None else []
     trace = error.__traceback__
     while trace is not None:
         about.append(trace.tb_frame.f_globals)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 OF_USERS = (
     *("AGL_API_KEY", "AGL_CRITIC_KEY", "AGL_EMBEDDINGS_KEY", "AGL_JUDGE_KEY", "AGL_STORE_KEY", "AGL_TEACHER_KEY"),
@@ -38,11 +38,22 @@ def misspelt(variables: Iterable[str]) -> Iterator[str]:
             yield f"{name} is set, and nothing reads it. Did you mean {meant}?"
 
 
+_OF_FILES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+"""Where HTTP clients find the certificates that they trust, also those that need none."""
+
+
+def that_break_clients(variables: Mapping[str, str]) -> Iterator[str]:
+    """A sentence for each variable with which an agent's clients fail at calls to this very machine."""
+    for name in _OF_FILES:
+        if (place := variables.get(name)) and not os.path.exists(place):
+            yield f"{name} names {place}, which is not there: HTTP clients fail with it. Unset it, or mend the path."
+
+
 _WARNED = set[str]()
 
 
 def new_warnings() -> list[str]:
-    """`misspelt` of this process's variables: each sentence once, whether a command says it or a training."""
-    new = [words for words in misspelt(os.environ) if words not in _WARNED]
+    """What is wrong with this process's variables: each sentence once, whether a command says it or a training."""
+    new = [words for words in (*misspelt(os.environ), *that_break_clients(os.environ)) if words not in _WARNED]
     _WARNED.update(new)
     return new

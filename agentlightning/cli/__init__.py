@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import sys
 import traceback
 from collections.abc import Sequence
 
-from agentlightning.errors import AgentLightningError, debugging, in_words, message_of
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_OF_PATHS = (errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
-_MAKE_SPACE = (
-    "Make room on the disk and type the command again; a training goes on with --resume from its last checkpoint."
-)
+from agentlightning.errors import AgentLightningError, debugging, in_words, message_of, of_the_machine
 
 
 def main() -> None:
@@ -42,7 +35,8 @@ def main() -> None:
             sys.stdout.write(json.dumps({"error": shown}) + "\n")
         sys.exit(1)
     except Exception as error:  # a bug, in words that may be others'; or something about the user's files
-        sys.stderr.write(safe(_of_files(error) or traceback.format_exc()))
+        words = None if debugging() else of_the_machine(error)
+        sys.stderr.write(safe(f"Error: {words}\n" if words else traceback.format_exc()))
         sys.exit(1)
     except SystemExit as end:
         if not end.code and was_interrupted():
@@ -50,20 +44,6 @@ def main() -> None:
         raise
     finally:
         say_who_is_left()
-
-
-def _of_files(error: Exception) -> str | None:
-    """The words for a full disk or a path that cannot be used; None for another error."""
-    if not isinstance(error, OSError) or debugging():
-        return None
-    what = f"'{error.filename}'" if error.filename else "A file"
-    if error.errno in _FULL:
-        return f"Error: {what} could not be written: {error.strerror}. {_MAKE_SPACE}\n"
-    if error.errno == errno.EROFS:
-        return f"Error: {what} could not be written: {error.strerror}. Give a folder that can be written.\n"
-    if error.errno in _OF_PATHS and error.filename:
-        return f"Error: {what} cannot be used: {error.strerror}. (AGL_DEBUG=1 shows the whole way.)\n"
-    return None
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:

@@ -26,7 +26,7 @@ from agentlightning.gateway.serving.anonymous import AnonymousAccess, Sessions
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.keys import not_empty
 from agentlightning.net.guard import is_local_name
-from agentlightning.net.server import LoopServer
+from agentlightning.net.server import LoopServer, check_port
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.trainer.serving import forget_old_requests, serve_models
 from agentlightning.trainer.sync import run_sync
@@ -79,6 +79,7 @@ async def _serve(spec: PolicySpec, names: Sequence[str], options: ServeOptions) 
     async with AsyncExitStack() as stack:
         store = InMemoryLightningStore()
         stack.push_async_callback(store.close)
+        check_port("model", host, options.port, GatewayError)
         with console.status(f"loading {model}"):
             served = await serve_models(stack, store, spec, models=aliases_of(names), any_model_name=True)
         gateway, backend = served.gateway, served.backend

@@ -25,9 +25,10 @@ from agentlightning.trainer.sync import run_sync
 
 STYLES = {Severity.PROBLEM: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
 _DIED = (
-    "This run died: its process ended without a word. The machine ended it, or an agent that ends its process "
-    "(os._exit, a crash in a library); with --strategy processes (strategy='processes') a run outlives such agents. "
-    "Where it has a checkpoint, go on with the same command and --resume."
+    "This run died: its process ended without a word. The machine ended it, its terminal was closed (nohup or tmux "
+    "keeps a run), or an agent ended its process (os._exit, a crash in a library); with --strategy processes "
+    "(strategy='processes') a run outlives such agents. Where it has a checkpoint, go on with the same command and "
+    "--resume."
 )
 MARKS = {Severity.PROBLEM: "✗", Severity.WARNING: "!", Severity.NOTE: "·"}
 

@@ -223,26 +223,36 @@ class LoopServer:
             await send({"type": "http.response.body", "body": b""})
 
     def _bind(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        # asyncio's own loop sends without delay only where the protocol is named: else each answer waits for 40 ms.
-        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections inherit it: a client whose machine vanishes without a word is gone after a quarter of a minute.
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _ALIVE.items():
-            if hasattr(socket, name):  # not on every system
-                listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        try:
-            listening.bind((self.host, self.port))
-        except (OSError, OverflowError) as error:  # the latter for a port that no port can be
-            listening.close()
-            why = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
-            raise self._error(
-                f"The {self._what} cannot listen on {self.host}:{self.port}: {why or error}. "
-                "Give another port, or port 0 to take a free one."
-            ) from error
-        listening.setblocking(False)
-        return listening
+        return _bound(self._what, self.host, self.port, self._error)
+
+
+def check_port(what: str, host: str, port: int | None, error: type[AgentLightningError]) -> None:
+    """Raises `error` for a port that cannot be listened on, before what will listen there is ready."""
+    if port:
+        _bound(what, host, port, error).close()
+
+
+def _bound(what: str, host: str, port: int, error: type[AgentLightningError]) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio's own loop sends without delay only where the protocol is named: else each answer waits for 40 ms.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Connections inherit it: a client whose machine vanishes without a word is gone after a quarter of a minute.
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _ALIVE.items():
+        if hasattr(socket, name):  # not on every system
+            listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    try:
+        listening.bind((host, port))
+    except (OSError, OverflowError) as failure:  # the latter for a port that no port can be
+        listening.close()
+        why = failure.strerror if isinstance(failure, OSError) else str(failure).rstrip(".")
+        raise error(
+            f"The {what} cannot listen on {host}:{port}: {why or failure}. "
+            "Give another port, or port 0 to take a free one."
+        ) from failure
+    listening.setblocking(False)
+    return listening
 
 
 class _Protocol(HttpToolsProtocol):

@@ -15,13 +15,14 @@ from typing import Any
 
 from agentlightning.algorithm.base import PolicySpec
 from agentlightning.backend import POLICY, Backend, make_backend
-from agentlightning.errors import missing_extra
+from agentlightning.errors import GatewayError, missing_extra
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.dialects import DIALECTS, Dialect
 from agentlightning.gateway.routing.models import Frozen, Model, Trained
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.models import resolve_model
 from agentlightning.models.shape import read_shape
+from agentlightning.net.server import check_port
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import NamedResources
@@ -77,6 +78,7 @@ async def serve_models(
 
     Raises ModelError, ConfigError or GatewayError; what had been started by then is the stack's to stop.
     """
+    check_port("gateway", host, port, GatewayError)
     calls = CallSettings() if policy is None else policy.calls
     served: dict[str, Model] = dict(models or {})
     backend = rendering = None

@@ -15,8 +15,9 @@ _GRACE_SECONDS = 30.0
 """How long the work in hand may go on after the parent is gone."""
 
 _DIED = (
-    b"\n! The main process ended without a word: killed (the system does that when memory runs out), or ended by the "
-    b"agent (os._exit, a crash in a library). Of a run,  agl why RUN  says how to go on; agl runs lists them.\n"
+    b"\n! The main process ended without a word: killed (by the system where memory runs out, by a terminal that "
+    b"closed; nohup or tmux keeps a run), or ended by the agent (os._exit, a crash in a library). Of a run,  agl why "
+    b"RUN  says how to go on; agl runs lists them.\n"
 )
 
 

@@ -1,0 +1,85 @@
+"""What the machine lacks: a port that is taken, a full disk, too few open files, closed streams, a hidden package."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.errors import of_the_machine
+from agentlightning.metrics import SilentConsole
+from tests.first_day.day import answers, script
+
+
+def test_a_port_that_is_taken_is_known_before_the_model_is_loaded(tmp_path: Path) -> None:
+    loaded: list[Any] = []
+
+    def load(spec: Any) -> Any:
+        loaded.append(spec)
+        raise AssertionError("it is loaded in vain")
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        trainer = agl.Trainer(
+            algorithm=agl.GRPO(model="calc", backend=load, steps=1),
+            port=port,
+            run_dir=tmp_path / "run",
+            console=SilentConsole(),
+        )
+        with pytest.raises(agl.GatewayError, match=f"cannot listen on 127.0.0.1:{port}: .*Give another port"):
+            trainer.fit(lambda task, llm: 1.0, [1])
+    assert not loaded
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "could not be written: No space left on device. Make room on the disk"),
+        (errno.EDQUOT, "Make room on the disk"),
+        (errno.EMFILE, "Allow more (ulimit -n 4096)"),
+        (errno.EROFS, "Give a folder that can be written"),
+        (errno.EACCES, "'runs/a/tasks.jsonl' cannot be used: Permission denied"),
+    ],
+)
+def test_what_a_disk_refuses_has_a_next_step(number: int, words: str) -> None:
+    assert words in (of_the_machine(OSError(number, os.strerror(number), "runs/a/tasks.jsonl")) or "")
+
+
+def test_a_script_says_in_words_what_the_disk_refused(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    text = (
+        "from pathlib import Path\nfrom agentlightning.files import atomic_write\natomic_write(Path('taken/x'), '')\n"
+    )
+    answers(script(tmp_path, text), "'taken/x' cannot be used: Not a directory")
+
+
+def test_the_scripts_own_files_are_pythons_matter(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    done = script(tmp_path, "open('taken/x')\n")
+    assert "Traceback" in done.stderr
+    assert "NotADirectoryError" in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_leaves_its_number_to_no_file(tmp_path: Path, closed: str) -> None:
+    (tmp_path / "train.py").write_text(
+        "import agentlightning as agl\nwith open('number', 'w') as file:\n    file.write(str(file.fileno()))\n"
+    )
+    subprocess.run(["sh", "-c", f'exec "{sys.executable}" train.py {closed}'], cwd=tmp_path, check=True)
+    assert int((tmp_path / "number").read_text()) > 2
+
+
+@pytest.mark.parametrize("name", ["rich", "pydantic"])
+@pytest.mark.quick_with("rich")
+def test_a_file_that_hides_a_package_of_several_files(tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.py").write_text("x = 1\n")
+    (tmp_path / "train.py").write_text("import agentlightning as agl\nagl.GRPO(model='calc')\nagl.Trainer()\n")
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert f"{name}.py is a file of yours, and hides the package '{name}': give the file another name" in done.stderr
