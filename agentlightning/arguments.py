@@ -14,8 +14,9 @@ import math
 import re
 import reprlib
 from abc import ABCMeta
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from enum import Enum
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
@@ -33,82 +34,28 @@ from typing import (
 )
 
 from agentlightning.errors import ConfigError, KindError
+from agentlightning.other_names import OTHER_LIBRARIES_NAMES
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 FEW = 30
 """So many names are listed in a message."""
-_ALIKE = 0.62
-"""How much of two names must be the same, for one to be a slip of the other."""
-OTHER_LIBRARIES_NAMES = {
-    "lr": "learning_rate",
-    **dict.fromkeys(("num_generations", "n", "rollout_n"), "group_size"),
-    **dict.fromkeys(
-        ("samples_per_task", "rollouts_per_task", "n_samples_per_prompt", "samples_per_prompt"), "group_size"
-    ),
-    **dict.fromkeys(("num_generations_per_prompt", "trajectories_per_group", "rollouts_per_group"), "group_size"),
-    **dict.fromkeys(("groups_per_step", "prompts_per_step", "num_prompts_per_step"), "tasks_per_step"),
-    **dict.fromkeys(("rollout_batch_size", "prompt_batch_size", "global_batch_size"), "tasks_per_step"),
-    **dict.fromkeys(("num_epochs", "num_train_epochs", "total_epochs", "max_epochs", "num_episodes"), "epochs"),
-    **dict.fromkeys(("total_training_steps", "total_steps", "num_training_steps", "iterations"), "steps"),
-    **dict.fromkeys(("micro_batch_size", "micro_train_batch_size", "micro_rollout_batch_size"), "tokens_per_batch"),
-    **dict.fromkeys(("init_kl_coef", "kl_loss_coef", "use_kl_loss", "kl_penalty_coef", "kl_ctrl"), "kl_coef"),
-    **dict.fromkeys(("adv_estimator", "advantage_estimator", "scale_rewards"), "advantage"),
-    **dict.fromkeys(("eps_clip", "clip_ratio", "cliprange", "clip_ratio_low"), "clip_low"),
-    **dict.fromkeys(("eps_clip_high", "clip_ratio_high", "cliprange_high"), "clip_high"),
-    **dict.fromkeys(("loss_type", "policy_loss"), "loss"),
-    **dict.fromkeys(("loss_agg_mode", "loss_aggregation"), "normalization"),
-    **dict.fromkeys(("actor_learning_rate", "policy_lr", "actor_lr"), "learning_rate"),
-    **dict.fromkeys(("warmup_ratio", "lr_warmup_steps", "num_warmup_steps"), "warmup_steps"),
-    **dict.fromkeys(("max_steps", "num_steps"), "steps"),
-    **dict.fromkeys(("beta", "kl", "kl_beta"), "kl_coef"),
-    **dict.fromkeys(("epsilon", "eps", "clip_range", "clip"), "clip_low"),
-    **dict.fromkeys(("lora", "lora_r", "rank", "r"), "lora_rank"),
-    **dict.fromkeys(("batch_size", "train_batch_size", "per_device_train_batch_size"), "tasks_per_step"),
-    "epsilon_high": "clip_high",
-    **dict.fromkeys(("num_iterations", "ppo_epochs", "num_ppo_epochs"), "update_epochs"),
-    "entropy": "entropy_coef",
-    **dict.fromkeys(("max_length", "max_seq_length", "max_seq_len", "sequence_len", "max_model_len"), "max_context"),
-    **dict.fromkeys(("context_length", "cutoff_len"), "max_context"),
-    **dict.fromkeys(("max_new_tokens", "max_output_tokens"), "max_tokens"),
-    **dict.fromkeys(("model_name", "base_model", "model_path", "model_name_or_path", "pretrain"), "model"),
-    **dict.fromkeys(("torch_dtype", "precision"), "dtype"),
-    **dict.fromkeys(("engine", "inference_engine"), "backend"),
-    "gpu": "device",
-    **dict.fromkeys(("eval_every", "eval_steps", "check_val_every_n_epoch", "val_check_interval"), "val_every"),
-    "limit_train_batches": "steps",
-    "checkpoint_every": "save_every",
-    "save_steps": "save_every",
-    **dict.fromkeys(("output_dir", "default_root_dir"), "run_dir"),
-    "checkpoint_dir": "run_dir",
-    "num_workers": "n_workers",
-    "workers": "n_runners",
-    **dict.fromkeys(("gpus", "num_gpus", "n_gpus", "cuda"), "device"),
-    **dict.fromkeys(("output", "out", "output_path", "save_dir", "save_path", "log_dir", "logdir"), "run_dir"),
-    **dict.fromkeys(("algo", "alg", "algorithms"), "algorithm"),
-    **dict.fromkeys(("kl_loss_type", "kl_penalty", "kl_type"), "kl_estimator"),
-    **dict.fromkeys(("temp", "sampling_temperature"), "temperature"),
-    **dict.fromkeys(("save_total_limit", "max_checkpoints", "keep_last", "max_ckpt_num"), "keep_checkpoints"),
-    "lr_scheduler_type": "schedule",
-    **dict.fromkeys(("max_grad", "gradient_clip_val", "clip_grad", "grad_clip"), "max_grad_norm"),
-    **dict.fromkeys(("resume_from_checkpoint", "ckpt_path"), "resume"),
-    **dict.fromkeys(("output_file", "dest", "destination"), "to"),
-    **dict.fromkeys(
-        ("validation", "val", "valid", "validation_data", "validation_dataset", "val_tasks"), "val_dataset"
-    ),
-    **dict.fromkeys(("eval_dataset", "eval_data", "eval_tasks", "test_dataset", "held_out"), "val_dataset"),
-    **dict.fromkeys(("tasks", "dataset", "data", "train", "train_data", "train_tasks"), "train_dataset"),
-    "timeout": "timeout_seconds",
-    **dict.fromkeys(("retries", "max_retries"), "max_attempts"),
-    **dict.fromkeys(("url", "base_url"), "endpoint"),
-    "endpoint": "base_url",
-    **dict.fromkeys(("prompt", "text"), "template"),
-    **dict.fromkeys(("reward", "score"), "value"),
-    **dict.fromkeys(("file", "filename", "db", "db_path"), "path"),
-    **dict.fromkeys(("store", "store_url", "address", "host"), "server"),
-}
-"""Other trainers' words for arguments of ours."""
+_ALIKE, _NEAR, _SURELY = 0.62, 0.7, 0.845
+"""How much of two names must be the same, for one to be a slip of the other; among many; and where other libraries have
+settings of that kind."""
+
+
+class Hints(dict[str, str]):
+    """What is said of settings that belong elsewhere, by their names; `get` knows kinds of names, too, by patterns."""
+
+    def __init__(self, kinds: Sequence[tuple[str, str]], named: Mapping[str, str]) -> None:
+        super().__init__(named)
+        self.kinds = kinds
+
+    def get(self, name: str, default: Any = None) -> Any:
+        of_its_kind = (words for pattern, words in self.kinds if re.fullmatch(pattern, name.lower()))
+        return self[name] if name in self else next(of_its_kind, default)
 
 
 class _SignatureOfInit:
@@ -260,7 +207,7 @@ def check_kinds(what: str, given: Mapping[str, Any], hints: Mapping[str, Any]) -
         named = " or ".join(dict.fromkeys(_called(kind) for kind in kinds if kind is not NoneType))
         unset = " (or None)" if NoneType in kinds else ""
         sentence = f"{name} of {what} is {reprlib.repr(value)}; it must be {named}{unset}."
-        raise KindError(sentence + (as_number(value) if {int, float} & {*kinds} else ""))
+        raise KindError(sentence + (as_number(value) if {int, float} & {*kinds} else as_plain(value)))
 
 
 def _kinds(hint: Any) -> Sequence[Any]:
@@ -358,15 +305,26 @@ def refuse_unknown(
     if positional:
         also = " Agent and tasks go to fit: Trainer(algorithm=…).fit(agent, tasks)." if what == "Trainer" else ""
         raise ConfigError(f"{what} takes its settings by name, for example {what}({next(iter(known))}=…).{also}")
-    wrong = {name: None if name in others else nearest(str(name), known) for name in given if name not in known}
+    wrong = {name: setting_meant(str(name), known, others) for name in given if name not in known}
     if not wrong:
         return
     meant = ", ".join(dict.fromkeys(filter(None, wrong.values())))
     hints = [f"Did you mean {meant}?"] if meant else []
     for name in (name for name, near in wrong.items() if near is None):
-        hints.append((isinstance(others, Mapping) and others.get(name)) or otherwise or listed(what, known))
+        words = others.get(name) if isinstance(others, Mapping) else None
+        hints += filter(None, (words, None if name in others and words else otherwise))
+        hints += [] if words or otherwise else [listed(what, known)]
     names = ", ".join(f"'{name}'" for name in wrong)
     raise ConfigError(f"{what} has no {noun}{'s' * (len(wrong) > 1)} {names}. {' '.join(dict.fromkeys(hints))}")
+
+
+def setting_meant(name: str, known: Collection[str], others: Collection[str]) -> str | None:
+    """The setting that was probably meant; None where it belongs elsewhere, or is rather of a known kind."""
+    if name in others:
+        return None
+    if not isinstance(others, Hints):
+        return nearest(name, known)
+    return nearest(name, known, _NEAR if others.get(name) is None else _SURELY)
 
 
 def listed(what: str, known: Collection[str]) -> str:
@@ -376,7 +334,7 @@ def listed(what: str, known: Collection[str]) -> str:
     return f"There are {len(known)}: help(agl.{what}) explains them, and so does docs/configuration.md."
 
 
-def nearest(name: str, known: Collection[str]) -> str | None:
+def nearest(name: str, known: Collection[str], alike: float = _ALIKE) -> str | None:
     """The setting that was probably meant; None where nothing is near."""
     name = name.rpartition(".")[2]  # verl's settings stand in groups
     other = OTHER_LIBRARIES_NAMES.get(name.lower())
@@ -384,7 +342,7 @@ def nearest(name: str, known: Collection[str]) -> str | None:
         return "to"
     if other in known:
         return other
-    return next(iter(difflib.get_close_matches(name.lower(), known, n=1, cutoff=_ALIKE)), None)
+    return next(iter(difflib.get_close_matches(name.lower(), known, n=1, cutoff=alike)), None)
 
 
 _SAME_AS = {
@@ -439,9 +397,9 @@ class SettingsGroup:
 
 
 def as_number(value: Any) -> str:
-    """How a number is written that a person would read in a text; nothing for another value."""
+    """How a number is written that a person would read in a text or an object; nothing for another value."""
     if not isinstance(value, str):
-        return ""
+        return as_plain(value)
     if re.fullmatch(r"[-+]?\d+(?:[.,]\d+)?%", value):
         return f" Write {value} as {float(value[:-1].replace(',', '.')) / 100:g}."
     if re.fullmatch(r"[-+]?\d+,\d+", value):
@@ -455,6 +413,24 @@ def as_number(value: Any) -> str:
     return ""
 
 
+def as_plain(value: Any) -> str:
+    """How a value is written in Python's own kinds, that an object of a library stands for; nothing for another."""
+    kind, library = type(value).__name__, type(value).__module__.partition(".")[0]
+    if isinstance(value, Enum):
+        return f" Give its value: {kind}.{value.name}.value."
+    if hasattr(value, "total_seconds"):
+        return f" Give its seconds: {value.total_seconds():g}."
+    if isinstance(value, Sequence) and len(value) == 1 and not isinstance(value, str | bytes):
+        return f" Give it without brackets: {value[0]!r}."
+    if library in ("numpy", "torch") and hasattr(value, "item"):
+        return f" It is {library}'s {kind}, whose .item() is one of Python's own."
+    if library in ("decimal", "fractions"):
+        return f" It is a {kind}: give float(…) of it."
+    name = value.__name__ if isinstance(value, type) else str(value)
+    of_a_dtype = value.__module__ == "numpy" if isinstance(value, type) else library == "torch"
+    return f" Give its name: '{name.removeprefix('torch.')}'." if of_a_dtype else ""
+
+
 _NEVER = (-1, 0, None, False, "never", "none", "no", "off", "disabled")
 _ALL = (-1, None, math.inf, "all", "inf", "unlimited", "infinity")
 
@@ -463,9 +439,14 @@ def as_count(name: str, value: Any, *, zero: bool) -> str:
     """How a number is written that a person would read in a value: never, off and all, too, where a setting takes a
     number for them. `zero`: whether it may be 0."""
     given = value.lower() if isinstance(value, str) else value
+    if isinstance(value, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", given):
+        return f" It is a text: write it without quotes, {value}."
     if name.startswith("keep") and given in _ALL:
         return " For all, give a large number, such as 1000000."
-    if given not in _NEVER or not (name.endswith("every") or name == "max_grad_norm"):
+    if isinstance(value, float) and value.is_integer():
+        return f" Write it without a point: {value:.0f}."
+    never = isinstance(given, Hashable) and given in _NEVER
+    if not never or not (name.endswith("every") or name == "max_grad_norm"):
         return as_number(value)
     return " 0 turns it off." if zero else " For never, give a number above that of the steps."
 

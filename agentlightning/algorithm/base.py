@@ -1,20 +1,16 @@
-"""What an algorithm is, and what the trainer gives it to work with.
-
-Also settings that people look for in an algorithm, some by another library's names, with where they belong here
-(`OF_TRAINING`, `OF_THE_TRAINER`); and `@algo`, an algorithm that is a function.
-"""
+"""What an algorithm is, and what the trainer gives it to work with. Also `@algo`, an algorithm that is a function."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from agentlightning.arguments import OTHER_LIBRARIES_NAMES, explained, explained_class
+from agentlightning.arguments import explained, explained_class
 from agentlightning.backend import Backend, BackendFactory, ModelSpec
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
@@ -177,160 +173,6 @@ async def run_algorithm(
     if inspect.iscoroutinefunction(algorithm.run):
         return await algorithm.run(train_dataset, val_dataset)
     return await asyncio.to_thread(algorithm.run, train_dataset, val_dataset)
-
-
-_BY_THE_AGENT = "The reward comes from the agent: let it return a number, or call agl.emit_reward(…)."
-_GIVEN_TO_FIT = "Agent and tasks are given to the trainer: Trainer(algorithm=…).fit(agent, tasks, val_dataset=others)."
-_OF_THE_TRAINER = "It is a setting of the trainer: Trainer(algorithm=…, {}=…)."
-
-REWARD = dict.fromkeys(
-    ("reward_fn", "reward_func", "reward_funcs", "reward_function", "reward_model", "rubric", "grader", "judge"),
-    _BY_THE_AGENT,
-)
-"""How rollouts are rewarded."""
-OF_NAMES = {
-    **dict.fromkeys(
-        ("run_name", "name", "exp_name", "experiment_name", "project", "project_name", "experiment", "wandb_run_name"),
-        "A run is named by its folder, Trainer(run_dir='runs/name'); a tracker's project is its sink's: "
-        "Trainer(sinks=[WandbSink(project=…)]).",
-    ),
-    **dict.fromkeys(
-        ("timeout", "timeout_seconds", "rollout_timeout", "max_time"),
-        "A rollout ends by GRPO(rollout_config=RolloutConfig(timeout_seconds=600)); in a terminal --timeout 600.",
-    ),
-}
-OF_HOOKS = {
-    "callbacks": "Say Trainer(hooks=[Mine()]), whose class Mine is a subclass of agl.Hook.",
-    **dict.fromkeys(
-        ("verbose", "quiet", "silent", "progress_bar", "show_progress", "disable_tqdm", "verbosity"),
-        "A run prints nothing with Trainer(console=agl.metrics.SilentConsole()).",
-    ),
-}
-TRACKERS = dict.fromkeys(
-    (
-        *("report_to", "logger", "loggers", "log_with", "log_to", "wandb", "use_wandb", "wandb_project", "tensorboard"),
-        *("wandb_entity", "mlflow", "tracker", "trackers", "log", "logging"),
-        *(
-            "log_every",
-            "logging_steps",
-            "log_steps",
-            "log_interval",
-            "tracking_uri",
-            "mlflow_tracking_uri",
-            "use_mlflow",
-        ),
-    ),
-    "Where metrics go is a setting of the trainer: Trainer(algorithm=…, sinks=['wandb']), or sinks=[WandbSink(…)].",
-)
-"""How other trainers call what records their metrics."""
-OF_THE_TRAINER = {
-    **REWARD,
-    "models": "Models that agents ask besides the policy are the trainer's: Trainer(algorithm=…, models={'judge': …}).",
-    **dict.fromkeys(
-        ("agent", "tasks", "dataset", "train_dataset", "val_dataset", "val_tasks", "eval_dataset"), _GIVEN_TO_FIT
-    ),
-    **{
-        name: _OF_THE_TRAINER.format(name)
-        for name in (
-            *("run_dir", "resume", "store", "tracer", "hooks", "port", "console", "sinks"),
-            *("n_runners", "concurrency", "strategy"),
-        )
-    },
-    "output_dir": _OF_THE_TRAINER.format("run_dir"),
-    **dict.fromkeys(("num_workers", "workers", "n_agents", "num_runners"), _OF_THE_TRAINER.format("n_runners")),
-    **TRACKERS,
-    **OF_NAMES,
-    **OF_HOOKS,
-}
-"""What a trainer is given, and not an algorithm."""
-OF_TRAINING = {
-    **OF_THE_TRAINER,
-    **dict.fromkeys(
-        ("tokenizer", "processing_class"),
-        "The tokenizer is the model's own; renderer=… chooses how messages become tokens.",
-    ),
-    **dict.fromkeys(
-        ("args", "config", "cfg", "settings", "params", "kwargs", "training_args"),
-        "Each setting is an argument of its own: GRPO(model=…, learning_rate=…).",
-    ),
-    **dict.fromkeys(
-        ("group_reward", "group_reward_fn"),
-        "It is the agent's: @agl.rollout(group_reward=…), or a method group_reward of a LitAgent.",
-    ),
-    **dict.fromkeys(("judge", "reward_model", "llm_judge"), "Say group_judge=agl.GroupJudge(base_url=…, model=…)."),
-    **dict.fromkeys(("use_vllm", "fast_inference"), "Say backend='vllm'."),
-    **dict.fromkeys(
-        ("gpu_memory_utilization", "vllm_gpu_memory_utilization", "vllm_mode", "vllm_config"),
-        "Of vLLM there are backend='vllm', backend_options={'gpu_memory_utilization': 0.45} (docs/vllm.md).",
-    ),
-    **dict.fromkeys(
-        ("tensor_parallel_size", "tensor_model_parallel_size", "vllm_tensor_parallel_size", "tp"),
-        "tensor_parallel=2 splits the learner's layers; of vLLM: backend_options={'tensor_parallel_size': 2}.",
-    ),
-    **dict.fromkeys(
-        ("zero_stage", "deepspeed", "fsdp", "fsdp_config", "fsdp_size", "param_offload", "optimizer_offload"),
-        "ranks=2 spreads the learner over two GPUs, offload=True keeps the optimizer in the machine's memory.",
-    ),
-    **dict.fromkeys(
-        ("early_stopping", "early_stop", "early_stopping_patience", "patience", "target_reward"),
-        "Training takes the steps it is given, or until Ctrl-C; keep_checkpoints keeps the best validated, too.",
-    ),
-    **dict.fromkeys(("bf16", "fp16", "half"), "Say dtype='bfloat16'."),
-    **dict.fromkeys(("use_lora", "peft_config", "use_peft"), "Say lora_rank=16."),
-    **dict.fromkeys(
-        ("lora_alpha", "lora_dropout", "target_modules", "lora_target_modules", "lora_target"),
-        "An adapter has alpha 32, no dropout and all linear layers. lora_rank is its size; to learn more or less in a "
-        "step, change learning_rate.",
-    ),
-    **dict.fromkeys(
-        ("load_in_4bit", "load_in_8bit", "quantization", "quantization_config"),
-        "Models are not quantised here: what takes least memory is lora_rank=16 with dtype='bfloat16'.",
-    ),
-    "gradient_accumulation_steps": (
-        "A step learns from tasks_per_step × group_size rollouts, however many; tokens_per_batch bounds the memory of "
-        "one pass."
-    ),
-    **dict.fromkeys(
-        (
-            *("gpus", "num_gpus", "n_gpus", "cuda", "use_gpu", "use_cpu", "n_gpus_per_node", "nproc_per_node"),
-            *("devices", "accelerator", "world_size", "num_processes", "nnodes", "num_nodes"),
-        ),
-        "A GPU is taken where there is one: device='cuda:1' takes another, device='cpu' none; ranks=2 spreads the "
-        "learner over two.",
-    ),
-    **dict.fromkeys(
-        (
-            *("max_prompt_length", "max_completion_length", "max_response_length", "max_prompt_len"),
-            *("max_response_len", "prompt_max_len", "generate_max_len", "response_length", "prompt_length"),
-        ),
-        "max_context bounds prompt and response together; the agent says max_tokens in its calls.",
-    ),
-    **dict.fromkeys(
-        ("actor_rollout_ref", "actor", "rollout", "trainer", "data", "algorithm"),
-        "These are groups of verl's configuration, which  agl.VERL(config)  reads whole. Here each setting stands "
-        "alone: GRPO(model=…, group_size=8, tasks_per_step=16, learning_rate=…).",
-    ),
-    **dict.fromkeys(
-        ("system_prompt", "prompt_template", "tools", "stop", "stop_strings", "stop_sequences"),
-        "That is the agent's: it says so in its requests to the model.",
-    ),
-    **dict.fromkeys(("optimizer", "optim"), "It is AdamW, with learning_rate and weight_decay."),
-    **dict.fromkeys(("logging_steps", "log_every"), "Every step is written to metrics.jsonl and printed."),
-}
-"""What a training algorithm is not given."""
-
-
-def of_the_algorithm(settings: Collection[str], others: Collection[str]) -> Mapping[str, str]:
-    """What is said of an algorithm's setting that a trainer is given, by its name here and by those of other libraries.
-    `others`: names in `OF_TRAINING` to be said, too."""
-    names = {theirs: ours for theirs, ours in OTHER_LIBRARIES_NAMES.items() if ours in settings}
-    sentences = {theirs: f"{theirs} is called {ours} here, a setting" for theirs, ours in names.items()}
-    sentences |= {name: f"{name} is a setting" for name in settings}
-    shown = {name: ours if (ours := names.get(name, name)) == "model" else f"model=…, {ours}" for name in sentences}
-    of = "of the algorithm: Trainer(algorithm=GRPO("
-    return {name: f"{words} {of}{shown[name]}=…))." for name, words in sentences.items()} | {
-        name: OF_TRAINING[name] for name in others if name not in settings
-    }
 
 
 _GIVEN: dict[str, Callable[[TrainingContext], Any]] = {

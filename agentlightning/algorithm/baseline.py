@@ -9,8 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentlightning.algorithm.base import OF_THE_TRAINER, Algorithm, PolicySpec
+from agentlightning.algorithm.base import Algorithm, PolicySpec
 from agentlightning.algorithm.episode import Episode, collect, mean_reward
+from agentlightning.algorithm.hints import OF_THE_TRAINER
 from agentlightning.algorithm.rollout_verdicts import never_called
 from agentlightning.algorithm.sampling.rollouts import Stopped, enqueue, finished_groups, sampling_seed
 from agentlightning.arguments import GivenByName

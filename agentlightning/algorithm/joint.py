@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, Literal
 
-from agentlightning.algorithm.base import OF_THE_TRAINER, Algorithm, PolicySpec, TrainingContext
+from agentlightning.algorithm.base import Algorithm, PolicySpec, TrainingContext
 from agentlightning.algorithm.grpo import GRPO
+from agentlightning.algorithm.hints import OF_THE_TRAINER
 from agentlightning.algorithm.prompts.candidate import Candidate, templates_in
 from agentlightning.algorithm.prompts.evaluation import EvaluationRequest, pairs
 from agentlightning.algorithm.prompts.journal import Journal

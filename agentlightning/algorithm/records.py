@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Union, g
 
 from annotated_types import Ge, Gt, Le
 
-from agentlightning.arguments import GivenByName, Needs, SettingsGroup, as_count, refuse_unknown
+from agentlightning.arguments import GivenByName, Needs, SettingsGroup, as_count, as_plain, refuse_unknown
 from agentlightning.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -448,7 +448,7 @@ def refuse_other_kinds(settings: Any, of: str = "") -> None:
         for kind, (types, called) in _KINDS.items():
             wanted = kinds == {kind} or (kinds == {kind, type(None)} and value is not None)
             if wanted and not isinstance(value, types):
-                raise ConfigError(f"{written(settings, name)}{of} is {value!r}; it must be {called}.")
+                raise ConfigError(f"{written(settings, name)}{of} is {value!r}; it must be {called}.{as_plain(value)}")
 
 
 def refuse_out_of_bounds(settings: Any, of: str = "") -> None:
@@ -473,7 +473,7 @@ def _check(name: str, value: Any, setting: Setting) -> None:
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     unset = " (or None)" if type(None) in get_args(setting.type) else ""
     meant = as_count("" if unset else name, value, zero=Ge(0) in setting.bounds)
-    if whole and number != int(number if math.isfinite(number) else 0):
+    if whole and not isinstance(number, int):
         raise ConfigError(f"{name} is {value!r}; it must be a whole number{unset}.{meant}")
     if not math.isfinite(number) or not all(_within(number, bound) for bound in setting.bounds):
         text = " and ".join(_words(one, whole=whole) for one in sorted(setting.bounds, key=lambda b: isinstance(b, Le)))

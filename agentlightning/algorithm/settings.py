@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Gt, Le
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from agentlightning.algorithm.base import OF_TRAINING, Algorithm
+from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.credit.advantage import Compute, Estimator, as_estimator
 from agentlightning.algorithm.credit.modes import CREDIT_MODES, CreditMode
 from agentlightning.algorithm.credit.units import OUTCOME_USE, CreditRule, Normalization
 from agentlightning.algorithm.groups import Adam, Checkpoints, Diagnostics, Rewards, Validation
+from agentlightning.algorithm.hints import OF_TRAINING
 from agentlightning.algorithm.records import (
     FLAT,
     FlatNames,

@@ -57,6 +57,10 @@ def unusual(settings: TrainingSettings) -> Iterator[str]:
             f"warmup_steps={settings.warmup_steps} is not less than steps={settings.steps}, so the learning rate never "
             "reaches its height. It is a number of steps; a tenth of them is usual."
         )
+    if settings.steps is not None and settings.epochs > 1:
+        yield f"steps={settings.steps} says how long the run is, and epochs={settings.epochs} nothing: leave one out."
+    if settings.val_every == 0 and settings.chooses("val_repeats", "val_before", "val_temperature"):
+        yield "val_every=0 never validates, so no other setting of validation has an effect: leave them out."
     if settings.max_tokens is not None and settings.max_tokens > settings.max_context:
         yield (
             f"max_tokens={settings.max_tokens} is more than max_context={settings.max_context}, which prompt and "

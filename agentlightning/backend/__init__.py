@@ -60,6 +60,9 @@ def check_backend(kind: str | BackendFactory, options: Mapping[str, Any] | None 
         known = can_be(kind, BACKENDS, "a callable that makes one from a ModelSpec")
         raise ConfigError(f"backend is {kind!r}; {known} {meant}".rstrip())
     if options and isinstance(kind, str):
+        if not isinstance(options, Mapping):
+            example = "backend_options={'replicas': 2}"
+            raise ConfigError(f"backend_options is {options!r}; it takes values by name, for example {example}.")
         if kind not in OPTIONS:
             raise ConfigError(f"backend_options: the backend '{kind}' has none, so they would have no effect.")
         _find(OPTIONS[kind])(options)

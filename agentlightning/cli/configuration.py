@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from agentlightning import algorithm as algorithms
 from agentlightning.algorithm.grpo import GRPO
+from agentlightning.algorithm.hints import OF_TRAINING
 from agentlightning.algorithm.records import flattened, merged, names_of, paths_of
-from agentlightning.arguments import FEW, nearest
+from agentlightning.arguments import FEW, setting_meant
 from agentlightning.cli.options import BackendOptions, value_in
 from agentlightning.cli.trust import code_in, require_trust
 from agentlightning.errors import ConfigError
@@ -312,12 +313,14 @@ def parsed_settings(settings: Sequence[str], known: Collection[str]) -> dict[str
         if not equals and name in known:
             raise ConfigError(f"--set {text}: give NAME=VALUE, without blanks: --set {text}=…")
         if not equals or name not in known:
-            meant = nearest(name, known)
+            others = OF_TRAINING if "learning_rate" in known else {}
+            meant = setting_meant(name, known, others)
             setting, colon, rest = text.partition(":")
             listed = (
                 f"they are: {', '.join(sorted(known))}" if len(known) <= FEW else "agl train --print-config prints all"
             )
-            hint = f"there is no such setting; {listed}."
+            words = others.get(name)
+            hint = f"there is no such setting. {words}" if words else f"there is no such setting; {listed}."
             if not equals:
                 hint = "give NAME=VALUE, once for each setting: --set steps=5 --set group_size=4"
             if colon and setting in known:

@@ -12,10 +12,11 @@ from typing import Any
 
 from typer.core import TyperGroup
 
-from agentlightning.arguments import OTHER_LIBRARIES_NAMES, as_number, nearest, of_validator
+from agentlightning.arguments import Hints, as_number, nearest, of_validator, setting_meant
 from agentlightning.cli.panels import GROUPED, group_options
 from agentlightning.errors import ConfigError
 from agentlightning.files import with_the_latest
+from agentlightning.other_names import OTHER_LIBRARIES_NAMES
 
 _OF_TASKS = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
 _OF_ARGUMENTS = ("run", "model", "checkpoint", "folder", "run-dir", "path")
@@ -164,11 +165,14 @@ def _of_others(of: Any, option: str) -> str:
     """Which commands have an option that this one lacks."""
     root = of.find_root().command
     have = [name for name, command in root.commands.items() if any(option in p.opts for p in command.params)]
-    return (
-        f". It is an option of agl {', agl '.join(have[:3])}; agl {of.command.name} -h lists those of this."
-        if have
-        else ""
-    )
+    if have:
+        return f". It is an option of agl {', agl '.join(have[:3])}; agl {of.command.name} -h lists those of this."
+    if all("--set" not in p.opts for p in of.command.params):
+        return ""
+    from agentlightning.algorithm.hints import OF_TRAINING
+
+    words = OF_TRAINING.get(option.lstrip("-").replace("-", "_"))
+    return f". {words} Settings are given as --set NAME=VALUE." if words else ""
 
 
 def _of_train(word: str, typed: Sequence[str], options: list[str]) -> str | None:
@@ -227,8 +231,11 @@ def _meant(typed: str, options: list[str]) -> list[str]:
     name = "limit" if name in _HOW_MANY and "limit" in known else name
     if "--set" in options:
         from agentlightning.algorithm import GRPO
+        from agentlightning.algorithm.hints import KINDS
         from agentlightning.algorithm.records import names_of
 
         known = {**{setting: f"--set {setting}=…" for setting in names_of(GRPO)}, **known}
-    meant = nearest(name, known)
+        meant = name if name in known else setting_meant(name, known, Hints(KINDS, {}))
+    else:
+        meant = nearest(name, known)
     return [] if meant is None else [known[meant]]

@@ -78,6 +78,9 @@ def as_loss(given: str | Callable[..., Any] | LossSpec) -> LossSpec:
             return LossSpec(given)
         path = "a function's import path 'package.module:function'"
         raise ConfigError(f"loss is {given!r}; {can_be(given, LOSSES, path)}")
+    if isinstance(given, type):
+        instead = f"An algorithm takes the place of GRPO: {given.__name__}(model=…)."
+        raise ConfigError(f"loss is the class {given.__name__}; {can_be(given.__name__, LOSSES)} {instead}")
     return LossSpec(import_path(given))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agentlightning.arguments import explained
 from agentlightning.errors import ModelError
-from agentlightning.files import run_called
+from agentlightning.files import no_path, run_called
 from agentlightning.models.weights import damage_of_checkpoint
 from agentlightning.reading import read_object
 
@@ -53,7 +53,7 @@ def resolve_model(name: str | Path) -> str:
         raise ModelError(f"The directory {path} holds no model: it has no config.json. {_instead_of(path)}")
     if path.is_file():
         raise ModelError(f"'{text}' is a file, and a model is a folder. Give a folder or a Hugging Face id.")
-    if path.is_absolute() or text.startswith((".", "~")) or text.count("/") != 1 or ":" in text:
+    if path.is_absolute() or text.startswith((".", "~", "$", "%")) or text.count("/") != 1 or ":" in text:
         raise ModelError(
             f"There is no model at '{text}'. {_otherwise_named(text)}"
             "Give an existing directory, a Hugging Face id such as 'Qwen/Qwen3-0.6B', or a model that ships with the "
@@ -86,6 +86,8 @@ _OWNERS = {
 
 def _otherwise_named(text: str) -> str:
     """The words for a name that another program or a browser has for models."""
+    if words := no_path(text):
+        return f"{words} "
     if (address := re.match(r"https?://[^/]+/([\w.-]+/[\w.-]+)", text)) is not None:
         return f"That is an address; its Hugging Face id is '{address[1]}'. "
     if text.startswith(("http:", "https:")):

@@ -15,8 +15,9 @@ from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet
 from agentlightning.algorithm.base import Algorithm, FunctionalAlgorithm
 from agentlightning.algorithm.prompts.settings import PromptSettings, held_out
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.arguments import check_address
+from agentlightning.arguments import as_count, check_address
 from agentlightning.errors import ConfigError, StoreError
+from agentlightning.files import no_path
 from agentlightning.importing import MAIN_GUARD, file_being_loaded
 from agentlightning.litagent import FunctionAgent, LitAgent
 from agentlightning.metrics import Sink
@@ -120,7 +121,9 @@ def check_whole_numbers(**given: object) -> None:
     """Raises ConfigError for a setting that is no whole number of at least 1; None leaves it to its default."""
     for name, value in given.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ConfigError(f"{name} is {value!r}; it must be a whole number, and at least 1.")
+            raise ConfigError(
+                f"{name} is {value!r}; it must be a whole number, and at least 1.{as_count('', value, zero=False)}"
+            )
     both = given.get("n_runners"), given.get("n_workers")
     if None not in both and both[0] != both[1]:
         raise ConfigError("n_workers is the older word for n_runners; give only one of them.")
@@ -133,6 +136,8 @@ def check_places(*, run_dir: object, resume: object, port: object) -> None:
             raise ConfigError(f"{name} is '', which would be the working directory: is a variable not set?")
         if value is not None and not isinstance(value, str | os.PathLike):
             raise ConfigError(f"{name} is {value!r}; give a path, for example {name}='runs/mine'.")
+        if (words := no_path(str(value))) and (name == "run_dir" or "://" not in str(value)):
+            raise ConfigError(f"{name} is {str(value)!r}. {words}")
     if port is not None and (isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= _HIGHEST_PORT):
         raise ConfigError(f"port is {port!r}; give a number up to {_HIGHEST_PORT}, or leave it out for a free one.")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.errors import ConfigError, missing_extra
-from agentlightning.files import meant_by, reason_of_file
+from agentlightning.files import meant_by, no_path, reason_of_file
 from agentlightning.reading import within_depth
 from agentlightning.trainer import hub
 
@@ -93,7 +93,7 @@ def _instead(given: str) -> str:
         )
     if given.startswith(("[", "{")) or (" " in given and Path(given).suffix.lower() not in _READERS):
         return "Tasks themselves are given in a list, fit(agent, ['…']), or in a file.jsonl with a JSON value per line."
-    return f"Give one that ends in {_ENDINGS}."
+    return no_path(given) or f"Give one that ends in {_ENDINGS}."
 
 
 def _lines(file: Path) -> list[Any]:

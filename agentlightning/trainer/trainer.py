@@ -16,24 +16,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from agentlightning.adapter import TracerTraceToTriplet
-from agentlightning.algorithm.base import (
+from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.baseline import Baseline, dry_run_of
+from agentlightning.algorithm.checkpoint import (
+    list_checkpoints,
+)
+from agentlightning.algorithm.features import FeatureSettings
+from agentlightning.algorithm.hints import (
+    KINDS,
     OF_HOOKS,
     OF_NAMES,
     OF_THE_TRAINER,
     OF_TRAINING,
     REWARD,
     TRACKERS,
-    Algorithm,
     of_the_algorithm,
 )
-from agentlightning.algorithm.baseline import Baseline, dry_run_of
-from agentlightning.algorithm.checkpoint import (
-    list_checkpoints,
-)
-from agentlightning.algorithm.features import FeatureSettings
 from agentlightning.algorithm.records import names_of
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.arguments import GivenByName, explained
+from agentlightning.arguments import GivenByName, Hints, explained
 from agentlightning.errors import AgentLightningError, BackendDied, ConfigError, debugging
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Console, Sink, read_metrics
@@ -99,7 +100,7 @@ RESTARTS = 3
 """How often in a row what samples and learns is started again where nothing was saved in between."""
 NOT_AWAITED = (
     "fit_async() was called without await, so nothing was trained. In async code: await trainer.fit_async(…). "
-    "Elsewhere: trainer.fit(…)."
+    "Hints: trainer.fit(…)."
 )
 Tasks = Dataset[Any] | str | Path
 """Tasks, or the name of a file that holds them."""
@@ -144,13 +145,16 @@ class Trainer(GivenByName):
     )
 
     _method_hints: ClassVar = OTHER_VERBS
-    _others: ClassVar = {
-        **of_the_algorithm(names_of(FeatureSettings), OF_TRAINING.keys() - OF_THE_TRAINER.keys()),
-        **REWARD,
-        **TRACKERS,
-        **OF_NAMES,
-        **OF_HOOKS,
-    }
+    _others: ClassVar = Hints(
+        KINDS,
+        {
+            **of_the_algorithm(names_of(FeatureSettings), OF_TRAINING.keys() - OF_THE_TRAINER.keys()),
+            **REWARD,
+            **TRACKERS,
+            **OF_NAMES,
+            **OF_HOOKS,
+        },
+    )
 
     def __init__(
         self,

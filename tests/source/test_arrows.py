@@ -20,6 +20,7 @@ LAYERS: list[set[str]] = [
     {
         "types",
         "arguments",
+        "other_names",
         "frames",
         "importing",
         "installation",
@@ -53,6 +54,7 @@ SIBLINGS = {
     ("types", "errors"),
     ("types", "arguments"),
     ("arguments", "errors"),
+    ("arguments", "other_names"),
     ("types", "keys"),
     ("files", "errors"),
     ("files", "keys"),

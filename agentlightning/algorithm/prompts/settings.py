@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
-from agentlightning.algorithm.base import OF_THE_TRAINER, Algorithm, PolicySpec
+from agentlightning.algorithm.base import Algorithm, PolicySpec
+from agentlightning.algorithm.hints import OF_THE_TRAINER
 from agentlightning.algorithm.prompts.budget import Budget, Prices
 from agentlightning.algorithm.prompts.candidate import Candidate
 from agentlightning.algorithm.prompts.critic import ClientCritic, CriticClient, HttpCritic
-from agentlightning.arguments import GivenByName, check_address
+from agentlightning.arguments import GivenByName, check_address, check_kinds
 from agentlightning.backend import ModelSpec
 from agentlightning.errors import ConfigError
 from agentlightning.types import Demonstrations, PromptTemplate, RolloutConfig
@@ -64,6 +65,7 @@ class PromptSettings(GivenByName, Algorithm):
     keeps_journal: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_kinds(type(self).__name__, vars(self), get_type_hints(type(self)))
         if self.async_openai_client is not None and self.critic_url is not None:
             raise ConfigError("Give the critic as async_openai_client or as critic_url, not both.")
         if self.critic_url is not None:

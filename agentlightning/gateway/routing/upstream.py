@@ -74,7 +74,7 @@ class Provider(RoutingSettings, frozen=True, kw_only=True):
     """A call beyond one is refused, by its name. Limits of cost need a price."""
 
     def __post_init__(self) -> None:
-        for url in (self.base_url,) if isinstance(self.base_url, str) else self.base_url:
+        for url in self.base_url if isinstance(self.base_url, tuple | list) else (self.base_url,):
             check_address("The base_url of a Provider", url)
             if (ends := re.search(r"/(chat/completions|responses|messages|embeddings)/?$", url)) is not None:
                 raise ConfigError(
