@@ -11,7 +11,7 @@ import inspect
 import os
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from ssl import SSLError
@@ -23,7 +23,7 @@ from agentlightning.errors import AgentError, AgentLightningError, message_of, o
 from agentlightning.frames import is_own
 from agentlightning.keys import redacted
 from agentlightning.runner.frameworks import CLIENT, causes, framework_of, in_its_words
-from agentlightning.runner.lines import hint_of_line
+from agentlightning.runner.lines import hint_of_line, hint_of_task, output_of_command
 from agentlightning.runner.versions import other_version
 from agentlightning.store.operations.codec import readable
 from agentlightning.types import Outcome
@@ -117,7 +117,7 @@ def with_gateway(ending: Ending, summary: GatewaySummary) -> Ending:
         return Ending(outcome, rewarded=ending.rewarded or summary.rewarded)
     if summary.refused_by_provider:
         return ending  # its client has the right address and key: the refusal came through the gateway
-    return _with_hint(ending, was_called=summary.calls > 0)
+    return _with_hint(ending, was_called=summary.calls > 0, forwarded=summary.forwarded > 0)
 
 
 def _after_the_first_line(error: str, words: str) -> str:
@@ -125,9 +125,11 @@ def _after_the_first_line(error: str, words: str) -> str:
     return "\n".join(filter(None, (message, words, way)))
 
 
-def _with_hint(ending: Ending, *, was_called: bool) -> Ending:
-    """The ending with the probable cause of its exception, now that it is known whether the model had answered."""
+def _with_hint(ending: Ending, *, was_called: bool, forwarded: bool) -> Ending:
+    """The ending with the probable cause of its exception, now that it is known whether a model had answered."""
     hint = (hint_with_calls if was_called else hint_without_calls)(ending.exception)
+    if hint is None and forwarded and not isinstance(ending.exception, AgentLightningError | None):
+        hint = _hint_of_answers(ending.exception)
     if not hint or not ending.error:
         return ending
     error, own_key = ending.error, in_its_words(OWN_KEY, ending.exception)
@@ -153,7 +155,8 @@ def describe(error: BaseException, task: object = None) -> str:
         return describe(error.exceptions[0], task)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
     own = [f for f in frames if is_own(f.filename)]
-    hint, trace = hint_for(error) or _hint_of_task(error, task), "".join(traceback.format_list(own or frames))
+    hint = hint_for(error) or hint_of_task(error, task) or output_of_command(error)
+    trace = "".join(traceback.format_list(own or frames))
     message = ": ".join(filter(None, (type(error).__name__, re.sub(r":\s*\n\s*", ": ", message_of(error), count=1))))
     sentence = "\n".join(filter(None, (message, hint and in_its_words(hint, error))))
     text = redacted(f"{sentence}\n{trace}".rstrip())
@@ -265,7 +268,10 @@ GATEWAY_AT_IMPORT = (
     "At the top of a file there is no rollout yet: make it inside the agent, or once with base_url=agl.GATEWAY_URL and "
     "any key. "
 )
-SAY_JSON = "The body is sent as something else than JSON: add the header  Content-Type: application/json."
+SAY_JSON = (
+    "The body is sent as something else than JSON: in place of data=… give requests or httpx json=…; before a text "
+    "that is JSON already put the header  Content-Type: application/json."
+)
 _ONE_V1_ONLY = "llm.endpoint is the base URL, ending in /v1: the client itself adds /chat/completions."
 
 _OWN_LOOP = "A plain `def` agent has a thread without a loop: take asyncio.run(…), or make the agent async and await."
@@ -351,6 +357,9 @@ _ERRORS_OF_PROGRAMS = re.compile(
 )
 _OF_TEXTS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, SyntaxError)
 """Errors of code that reads a text of another form than it expects."""
+_OF_ITS_CODE = ("DatabaseError", "CalledProcessError")
+"""Errors of queries and programs, which a model may have written."""
+_RUNS = re.compile(r"\b(exec|eval)\(")
 _NONE_FOR_TEXT = re.compile(
     r"(not|got) '?NoneType'?$|argument of type 'NoneType'|^'NoneType' object has no attribute "
     r"'(strip|lower|upper|split|find|replace|startswith|endswith|partition)'"
@@ -385,7 +394,12 @@ def _hint_for_one(error: BaseException) -> str | None:
     if module in ("openai", "anthropic", "httpx", "builtins") or framework_of(error) is not None:
         # With another status it had a key, and was refused something.
         answered = getattr(error, "status_code", None) not in (None, 401, 403)
-        if not answered and not _is(error, _KEY_REFUSED) and _WANTS_A_KEY.search(text):
+        if (
+            not answered
+            and not isinstance(error, KeyError)
+            and not _is(error, _KEY_REFUSED)
+            and _WANTS_A_KEY.search(text)
+        ):
             return OWN_KEY
         if "/chat/completions/chat/completions" in text or "/v1/v1/" in text:
             return _ONE_V1_ONLY
@@ -397,21 +411,6 @@ def _hint_for_one(error: BaseException) -> str | None:
         known = next((hint for phrase, hint in _PYTHONS_WORDS.items() if re.search(phrase, text)), None)
         return known or other_version(error)
     return None
-
-
-def _hint_of_task(error: BaseException, task: object) -> str | None:
-    """The fields that a task has, where the agent looked for another one."""
-    if isinstance(error, AttributeError | TypeError) and not isinstance(task, Mapping):
-        kind, phrase = type(task).__name__, message_of(error)
-        about = re.search(
-            rf"'{kind}' object (has no attribute|is not subscriptable)|^{kind}\w* ind(ex|ic)\w* must be", phrase
-        )
-        return f"The task is of the kind {kind}, here {task!r:.60}, and has no fields." if about else None
-    if isinstance(error, FileNotFoundError) and _is_relative(error.filename):
-        return f"A relative path starts at {os.getcwd()}. Give an absolute one: Path(__file__).parent / 'file'."
-    if type(error) is not KeyError or not isinstance(task, Mapping) or error.args[0] in task:
-        return None
-    return f"The task has no such field; it has {', '.join(map(str, list(task)[:20])) or 'none'}."
 
 
 def hint_without_calls(error: BaseException | None) -> str | None:
@@ -451,17 +450,23 @@ def hint_with_calls(error: BaseException | None) -> str | None:
         return None
     if _anywhere(error, ("ImportError",)):
         return None if hint_for(error) is not None else _NOT_HERE
-    if _is(error, _OF_TURNS):
-        return OUT_OF_TURNS
-    if _is(error, _OF_ANSWERS):
-        return NOT_AS_EXPECTED
     if hint_for(error) == OWN_KEY or _anywhere(error, _KEY_REFUSED):
         return _OTHER_KEY
     if _timed_out(error):
         return TOO_HASTY
     if _anywhere(error, _NOT_CONNECTED):
         return _OTHER_ADDRESS
-    if not isinstance(error, _OF_TEXTS) or hint_for(error) is not None:
+    return _hint_of_answers(error)
+
+
+def _hint_of_answers(error: BaseException) -> str | None:
+    """The hint for code that fails at what a model wrote, or did not come to an end with."""
+    if _is(error, _OF_TURNS):
+        return OUT_OF_TURNS
+    if _is(error, _OF_ANSWERS):
+        return NOT_AS_EXPECTED
+    reads = isinstance(error, _OF_TEXTS) or _is(error, _OF_ITS_CODE) or _RUNS.search(own_text(error))
+    if not reads or hint_for(error) is not None:
         return None
     return NO_TEXT if _NONE_FOR_TEXT.search(message_of(error)) else NOT_AS_EXPECTED
 
@@ -492,8 +497,3 @@ def _of_a_client(error: BaseException) -> bool:
 def _goes_through_a_proxy() -> bool:
     """Whether the environment sends calls to this very machine to a proxy."""
     return bool({"http", "all"} & getproxies().keys()) and not proxy_bypass("127.0.0.1")
-
-
-def _is_relative(name: object) -> bool:
-    """Whether a file was looked for by a relative path; a bare word may be a command."""
-    return isinstance(name, str) and not os.path.isabs(name) and ("." in name or os.sep in name)
