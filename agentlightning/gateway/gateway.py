@@ -380,8 +380,9 @@ class Gateway:
         if found is None:
             raise Refusal(
                 f"The model '{model[:200]}' does not exist here. Ask for the one that the agent is given, "
-                f"model=llm.model; there are: {', '.join(self.names())}. Other names can be given a meaning with the "
-                "gateway's `models`.",
+                f"model=llm.model (of a program: $OPENAI_MODEL); there are: {', '.join(self.names())}. Another model, "
+                "such as a judge, is given to the run: models={'judge': agl.Provider(base_url=…, api_key=…)}, "
+                "or --upstream judge=URL.",
                 status=404,
                 code="model_not_found",
                 param="model",

@@ -101,7 +101,8 @@ class Guard:
             kind = headers.get(b"content-type", b"").partition(b";")[0].strip()
             is_form = self._forms and kind.lower() == _FORM and b"authorization" in headers
             if not is_form and _BODY_TYPES.fullmatch(kind) is None:
-                return 415, _NO_KEY if self._forms and kind.lower() == _FORM else _wrong_type(kind)
+                of_forms = _NO_KEY if self._forms else NO_FILES
+                return 415, of_forms if kind.lower() == _FORM else _wrong_type(kind)
             encoding = headers.get(b"content-encoding", _PLAIN).strip().lower()
             if encoding not in (b"", _PLAIN) and not scope["path"].endswith(_COMPRESSIBLE):
                 return 415, f"The body is compressed ({_shown(encoding)}). Send it as it is, without Content-Encoding."
@@ -163,6 +164,9 @@ def _not_ours(host: bytes) -> str:
         f"The host {_shown(host)} is no name of this server. If it leads here, start the server with --allow-host and "
         f"that name ({ALLOW_HOSTS} in the environment)."
     )
+
+
+NO_FILES = "This server takes no files. Those to fine-tune on go to another one:  agl serve MODEL --training FOLDER"
 
 
 def _wrong_type(kind: bytes) -> str:

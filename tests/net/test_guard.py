@@ -243,3 +243,16 @@ def test_bodies_are_what_their_type_says_for_every_method() -> None:
             for kind in (JSON, "application/x-protobuf", "application/vnd.msgpack"):
                 assert asked(guard, method, content_type=kind, **length) == 200
         assert asked(guard, method) == asked(guard, method, content_length="0") == 200
+
+
+async def test_a_server_of_a_model_names_the_one_that_trains(tmp_path: Path) -> None:
+    async with served("gateway", tmp_path) as url, aiohttp.ClientSession() as session:
+        form = aiohttp.FormData({"purpose": "fine-tune"})
+        form.add_field("file", b"{}", filename="chats.jsonl")
+        async with session.post(f"{url}/v1/files", data=form) as answer:
+            assert "agl serve MODEL --training FOLDER" in (await answer.json())["error"]["message"]
+        for path in ("/v1/fine_tuning/jobs", "/api/v1/create_session"):
+            async with session.post(url + path, json={}) as answer:
+                assert "agl serve MODEL --training FOLDER" in await answer.text(), path
+        async with session.post(f"{url}/v1/images", json={}) as answer:
+            assert "--training" not in await answer.text()

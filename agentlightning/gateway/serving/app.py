@@ -62,6 +62,8 @@ _MOST_REASONS = 16
 _GREETINGS = ("/", "/api/hello")
 """What clients ask for to see whether somebody is there."""
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+_OF_TRAINING = ("files", "fine_tuning", "api/v1/")
+"""Where clients of OpenAI's fine-tuning and of Tinker begin."""
 
 
 class GatewayApp:
@@ -138,6 +140,8 @@ class GatewayApp:
         known = [path for path in self._paths.known if "{" not in path]  # Gemini's have the model's name in them
         served = ", ".join(f"/v1{path}" for path in (*known, "/models"))
         message = f"{NO_SUCH_PATH}{redacted(rest)} here. Served are {served}, and Gemini's paths (docs/gateway.md)."
+        if rest.lstrip("/").startswith(_OF_TRAINING):
+            message += " Fine-tuning has a server of its own:  agl serve MODEL --training FOLDER"
         refusal = Refusal(message, status=404, code="not_found")
         asks = match is not None and scope["method"] == "POST"
         if match is None or not asks or not await self._recorded(match, dict(scope["headers"]), refusal):
@@ -399,7 +403,8 @@ def _wrong_attempt(key: AttemptKey) -> Refusal:
 
 def _wrong_client(key: AttemptKey, running: str) -> Refusal:
     return Refusal(
-        "This client was made in another rollout. Make it in each (and the framework's agent or graph that holds it), "
+        "This client was made in another rollout. Make it in each (and the framework's agent or graph that holds it) "
+        "with OpenAI(base_url=llm.endpoint, api_key=llm.api_key), since rollouts share os.environ and openai.api_key; "
         f"or make it once with base_url=agl.GATEWAY_URL. The code of {running} (rollout/attempt) sent this call with a "
         f"client of {key.rollout_id}/{key.attempt_id}, so it cannot be said whose it is.",
         status=403,
