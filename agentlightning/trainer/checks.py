@@ -439,6 +439,8 @@ def _rows_of(tasks: Mapping[Any, Any]) -> str:
         return f" It holds sets of tasks by name: fit(agent, sets[{names[0]!r}]{others})."
     if tasks and all(isinstance(column, list) for column in tasks.values()):
         return " Of columns it is made so: [dict(zip(tasks, row)) for row in zip(*tasks.values())]."
+    if tasks and all(isinstance(column, Mapping) for column in tasks.values()):  # as pandas makes it
+        return " Of a DataFrame it is made so: df.to_dict('records'); of other dicts: list(tasks.values())."
     return ""
 
 

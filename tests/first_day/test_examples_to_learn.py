@@ -63,6 +63,19 @@ def test_the_preferences_of_other_trainers(row: dict[str, Any]) -> None:
     assert "--algorithm DPO" in refused(messages_of, row)
 
 
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"prompt": "1+1", "chosen": "2"}, "It lacks rejected"),
+        ({"input": {"messages": [ASKED]}, "non_preferred_output": [OTHER]}, "It lacks preferred_output"),
+        ({"messages": [ASKED, SAID]}, "It has one answer, which --algorithm SFT learns"),
+        ({"prompt": "1+1", "completion": "2"}, "It has one answer, which --algorithm SFT learns"),
+    ],
+)
+def test_half_a_preference(row: dict[str, Any], words: str) -> None:
+    assert words in refused(pair_of, row)
+
+
 def test_preferences_are_learned_from_data(tmp_path: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text(json.dumps(pair([SAID], [OTHER])) + "\n")
     done = typed(tmp_path, "train", "--algorithm", "dpo", "--data", "pairs.jsonl", "--print-config")

@@ -74,6 +74,7 @@ TASKS: list[tuple[Any, str]] = [
     ({"q": 1}, "Give a list with one JSON value per task"),
     ({1, 2}, "list(tasks)"),
     ({"q": [1, 2], "a": [3, 4]}, "zip(*tasks.values())"),
+    ({"q": {0: 1, 1: 2}}, "df.to_dict('records')"),
     ((n for n in [1]), "list(tasks)"),
     (5, "Give a list of them"),
 ]

@@ -127,6 +127,7 @@ def test_a_path_that_is_not_served_does_not_say_that_the_address_is_right() -> N
     ("value", "written"),
     [
         (datetime.datetime(2025, 1, 1), "value.isoformat()"),
+        (type("Series", (), {})(), "df.to_dict('records')"),
         (b"bytes", "base64.b64encode(value).decode()"),
         ({1, 2}, "list(value)"),
         (decimal.Decimal(1), "float(value)"),

@@ -191,7 +191,7 @@ def pair_of(example: Any) -> tuple[Messages, Tools, Messages, Messages]:
     what is none."""
     outputs = [example.get(f"{kind}_output") for kind in ("preferred", "non_preferred")] if _is_record(example) else []
     if not all(isinstance(one, Sequence) and not isinstance(one, str) for one in outputs) or not outputs:
-        raise ConfigError(f"{NO_PAIR} {_CHOSEN if _is_chosen(example) else ''}It is {str(example)[:200]}")
+        raise ConfigError(f"{NO_PAIR} {_instead_of_a_pair(example)}It is {str(example)[:200]}")
     messages, tools = _conversation(example.get("input"))
     for output in outputs:
         _conversation(output)
@@ -269,6 +269,18 @@ _CHOSEN = (
 def _is_chosen(row: Any) -> bool:
     """Whether it is a preference as trl's trainers read it."""
     return _is_record(row) and {"chosen", "rejected"} <= {*row}
+
+
+def _instead_of_a_pair(row: Any) -> str:
+    """What to do with a row that is no preference; nothing for one of an unknown form."""
+    if _is_chosen(row):
+        return _CHOSEN
+    for pair in (("chosen", "rejected"), ("preferred_output", "non_preferred_output")):
+        lacks = [name for name in pair if _is_record(row) and name not in row]
+        if len(lacks) == 1:
+            return f"It lacks {lacks[0]}: two answers are compared. "
+    one_answer = _is_record(row) and ("messages" in row or _from_other_forms(row))
+    return "It has one answer, which --algorithm SFT learns; a preference has a worse one, too. " if one_answer else ""
 
 
 def _is_sharegpt(messages: Sequence[Any]) -> bool:

@@ -73,6 +73,7 @@ _AS_JSON = {
         ("Tensor", "ndarray", "Array", "EagerTensor"),
         "lists and numbers: value.tolist(). A datasets.Dataset has them without a format: dataset.with_format(None)",
     ),
+    "Series": "a dict: value.to_dict(). A DataFrame's rows are df.to_dict('records')",
     **dict.fromkeys(("complex",), "a list of two numbers: [value.real, value.imag]"),
     "Image": "text: the path of its file, or its bytes in base64",
 }
