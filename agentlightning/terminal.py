@@ -92,6 +92,7 @@ _MODEL = (
 )
 _NOTES = {
     r"\bMetricRows?\b(?!.*: row\[)|values to unpack[^\n]*\n.*\.metrics": _ROWS,
+    r"not RunResult\n.*from_pretrained\(": f"RunResult is what fit() returns. {_MODEL}",
     r"\bRunResult\b(?!.* no )": f"RunResult is what fit() returns: run_dir, checkpoint, stopped and metrics. {_ROWS}",
     r"^Extra data: line 2 column 1|^Trailing data": "If the file has a JSON value per line (.jsonl), read it by lines: "
     "[json.loads(line) for line in file]; with pandas, read_json(file, lines=True).",

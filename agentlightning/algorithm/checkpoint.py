@@ -255,8 +255,14 @@ def _where_they_are(folder: Path) -> str:
         )
     else:
         missing = "It is no run's folder."
-    runs = sorted({file.parent.parent.parent for file in place.glob(f"*/checkpoints/step-*/{CHECKPOINT_FILE}")})
-    return f"{missing} Runs with checkpoints: {', '.join(map(str, runs[-3:]))}." if runs else missing
+    files = [
+        file
+        for at in {place.resolve(): place, Path.cwd() / "runs": Path("runs")}.values()
+        for file in at.glob(f"*/checkpoints/step-*/{CHECKPOINT_FILE}")
+    ]
+    runs = list(dict.fromkeys(file.parents[2] for file in sorted(files, key=lambda file: file.stat().st_mtime)))
+    which = ", the latest last" if len(runs) > 1 else ""
+    return f"{missing} Runs with checkpoints{which}: {', '.join(map(str, runs[-3:]))}." if runs else missing
 
 
 def set_aside_later(run_dir: Path, checkpoint: Path) -> list[Path]:

@@ -248,7 +248,10 @@ async def what_if(step: StoredStep, learner: TorchLearner, variants: Mapping[str
     taken, epochs = found[TAKEN], step.settings.update_epochs
     turns = [n for n, batch in enumerate(taken.minibatches) if batch.passes] * epochs
     if not turns:
-        raise ConfigError(f"Step {step.step} taught nothing: all siblings of all groups earned the same.")
+        raise ConfigError(
+            f"Step {step.step} taught nothing: all siblings of all groups earned the same. Take "
+            "another one, --step N (agl show RUN --step N), or see  agl why RUN."
+        )
     gaps: list[np.ndarray] = []
     for turn, n in enumerate(turns):
         base = None

@@ -145,6 +145,9 @@ def _check_command(command: str, *, here: bool) -> None:
         raise ConfigError(
             f"Give {' or '.join(f'{program}:{name}' for name in names)}, or the command 'python {command}'."
         )
+    script = Path(words[1]) if len(words) > 1 and re.fullmatch(r"python[\d.]*", Path(program).name) else None
+    if script is not None and (names := agents_in(script)) and "__main__" not in script.read_text():
+        raise ConfigError(f"{script} defines an agent and runs nothing. Give the agent itself: {script}:{names[0]}")
     if shutil.which(program) is None and Path(program).is_file():
         reader = _READERS.get(Path(program).suffix.lower(), "sh")
         if reader is None:

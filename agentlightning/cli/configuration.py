@@ -119,6 +119,11 @@ def _check_file(file: Path) -> None:
 def _refuse_other_names(file: Path, found: Mapping[str, Any]) -> None:
     """Raises ConfigError for what the command line says, and for settings below a heading."""
     settings = {name for kind in FAMILY.values() for name in names_of(kind)}
+    if "actor_rollout_ref" in found:
+        raise ConfigError(
+            f"{file} is verl's configuration, which a script reads: agl.VERL(config). Here settings stand at the top, "
+            "by the names of docs/from-0.3.md, such as model, group_size and tasks_per_step."
+        )
     for name, value in found.items():
         if name in _ON_THE_COMMAND_LINE:
             raise ConfigError(f"{file} has '{name}', which is given on the command line: --{name.replace('_', '-')} …")

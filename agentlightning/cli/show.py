@@ -62,7 +62,11 @@ async def _there_are(opened: OpenedRun, wanted: ShowOptions) -> str:
             return " It has no rollouts yet."
         return f" It ended without any; what it measured is shown by  agl why {quote(str(wanted.run))}"
     if wanted.rollout is not None:
-        return f" The last one is {last[0].rollout_id}; agl show RUN prints the last ones."
+        option = (
+            {1: "--step", 2: "--group"}.get(len(wanted.rollout.split("-"))) if wanted.rollout[:1].isdigit() else None
+        )
+        meant = f" Did you mean {option} {wanted.rollout}?" if option else ""
+        return f"{meant} The last one is {last[0].rollout_id}; agl show RUN prints the last ones."
     episodes = await collect(opened.store, [r.rollout_id for r in last])
     names = [str(group) for r in last if (group := (r.metadata or {}).get("group")) is not None]
     if wanted.group is not None and names and wanted.group not in names:

@@ -135,6 +135,8 @@ def _refused_value(error: Any, options: Sequence[str]) -> str | None:
         return None
     reason, given = of_validator(reasons()[0]["msg"]), reasons()[0]["input"]
     if not reason.startswith("it must be"):
+        if "--critic-model" in options and str(given).lower() in _OTHER_COMMANDS:
+            return f"{reason} Weights are trained by  agl train --algorithm {given}"
         return f"{reason} --{given} is an option of its own." if f"--{given}" in options else reason
     decimal = "" if "whole" in reason else as_number(given)
     return f"it is {given!r}; {reason}.{decimal} {getattr(error.param, 'help', None) or ''}".rstrip()

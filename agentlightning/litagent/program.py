@@ -244,7 +244,8 @@ class Program(LitAgent[Any]):
             reward = "grader" if self._grader is not None else self._reward
             printed = finished.stdout, finished.stderr
             words = ended_badly(finished.exit_code, *printed, reward=reward, folder=folder, files=self._files)
-            raise AgentError("\n".join([words, *missed(finished.stderr, environment, self.command)]))
+            stderr = finished.stderr.replace(f"{folder}/", "")
+            raise AgentError("\n".join([words, *missed(stderr, environment, self.command)]))
         return finished
 
     async def _execute(
@@ -412,7 +413,8 @@ def _check_scripts(
         if not isinstance(words, list):
             continue
         if shutil.which(words[0], path=variables.get("PATH")) is None:
-            raise ConfigError(f"There is no {name} {words[0]!r}: give a command whose first word is in PATH.")
+            here = f" A file is run by what reads it: 'python {shlex.join(words)}'." if Path(words[0]).is_file() else ""
+            raise ConfigError(f"There is no {name} {words[0]!r}: give a command whose first word is in PATH.{here}")
         if (script := missing_script(words)) is not None:
             raise ConfigError(
                 f"The {name} is to run {script!r}, and there is no such file here ({Path.cwd()}). Give its path, or "

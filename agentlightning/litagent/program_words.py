@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import re
+import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ _VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b")
 _NO_FILE = re.compile(
     r"no such file or directory(?:, \w+)?:? '([^'\n]+)'|([^\s:']+): no such file or directory$", re.I | re.M
 )
+_NO_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([^'.\n]+)", re.M)
 _LACKS_ARGUMENTS = re.compile(
     r"\bargv\b|arguments? (are|is) required|missing (required )?argument|^usage: ", re.I | re.M
 )
@@ -97,6 +99,11 @@ def missed(stderr: str, seen: Collection[str], command: Sequence[str], setting: 
         f"{{'{name}': …}}, or in the command:  env {name}=… {Path(command[0]).name} …"
         for name in hidden[:1]
     ]
+    if (lacks := _NO_MODULE.search(stderr)) and _SCRIPTS.match(Path(command[0]).name):
+        words.append(
+            f"The Python that runs it has no package {lacks[1]!r}: install it there, or give another Python by its "
+            f"path, such as {sys.executable}."
+        )
     folders = [Path.cwd(), *(Path(word).parent for word in command if os.path.isabs(word))]
     for path in (found[1] or found[2] for found in _NO_FILE.finditer(stderr)):
         place = next((f for f in folders if not os.path.isabs(path) and (f / path).exists()), None)

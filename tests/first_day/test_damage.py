@@ -143,6 +143,16 @@ def test_a_damaged_store_beside_good_checkpoints(tmp_path: Path, content: bytes,
     assert (f"--resume {tmp_path}" in str(caught.value)) is with_checkpoints
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "run.json", "curve.png"])
+def test_another_file_of_a_run_is_no_damaged_store(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"step": 1, "reward": 0.5}\n' * 40)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(StoreError) as caught:
+        agl.SqliteLightningStore(tmp_path / name)
+    assert "Give a run's folder" in str(caught.value)
+    assert "mv " not in str(caught.value)
+
+
 def test_a_result_can_be_awaited(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """`await trainer.fit(…)`: the training is over by then, and must not be lost to a TypeError."""
 

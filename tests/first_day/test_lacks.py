@@ -18,6 +18,7 @@ from agentlightning.algorithm.parts.curriculum import TaskHistory
 from agentlightning.cli.agents import find_agent
 from agentlightning.litagent.placeholders import check_places
 from agentlightning.litagent.program_words import missed
+from agentlightning.metrics import SilentConsole
 from agentlightning.rendering.tokenizer import load_tokenizer
 from agentlightning.runner.endings import close_unawaited, hint_for
 from agentlightning.trainer.checks import check_agents_resources
@@ -65,6 +66,26 @@ def test_a_file_that_lies_beside_a_program(tmp_path: Path, monkeypatch: pytest.M
     assert "--files FOLDER (files=…)" in said
     monkeypatch.chdir("/")
     assert missed(stderr, (), ["python", f"{tmp_path}/agent.py"]) == [said]
+
+
+def test_a_file_that_a_program_looks_for_in_its_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rules.txt").touch()
+    (tmp_path / "agent.py").write_text("import os\nopen(os.path.join(os.getcwd(), 'rules.txt'))\n")
+    program, baseline = agl.Program([sys.executable, "agent.py"]), agl.Baseline()
+    agl.Trainer(algorithm=baseline, run_dir=tmp_path / "run", console=SilentConsole()).fit(program, [1])
+    (episode,) = baseline.episodes
+    assert f"'rules.txt' is in {tmp_path}" in (
+        episode.attempt.error if episode.attempt and episode.attempt.error else ""
+    )
+
+
+def test_a_package_that_a_program_lacks() -> None:
+    (said,) = missed("ModuleNotFoundError: No module named 'tools_of_mine.mail'", (), HERE)
+    assert "has no package 'tools_of_mine': install it there" in said
+    assert missed("Error: No module", (), HERE) == []
 
 
 @pytest.mark.parametrize(
@@ -116,6 +137,13 @@ def test_a_command_that_is_not_there(command: list[str], grader: list[str] | Non
     with pytest.raises(agl.ConfigError, match=f"There is no {'grader' if grader else 'program'} 'nowhere-1'"):
         program.check_machine()
     program.check_task({})  # runners elsewhere may have it
+
+
+def test_a_grader_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("grade.py").write_text("print(1)\n")
+    with pytest.raises(agl.ConfigError, match=r"'python grade\.py --strict'"):
+        agl.Program(["true"], grader="grade.py --strict").check_machine()
 
 
 def test_a_program_that_only_its_own_path_has(tmp_path: Path) -> None:

@@ -144,7 +144,9 @@ def test_what_filters_leave_is_named_by_them(tmp_path: Path, monkeypatch: pytest
     assert "no finished rollout with --step 40 --reward-min 1.0 in" in answer("show 'my run' --step 40 --reward-min 1")
     assert "no failed rollout with --task 1 in" in answer("show 'my run' --failed --task 1")
     assert "The last 1 earned 1 to 1; ended ok (1)." in answer("show 'my run' --outcome timeout")
-    assert "The last one is ro-" in answer("show 'my run' nope")
+    assert "in my run. The last one is ro-" in answer("show 'my run' nope")
+    assert "Did you mean --step 3?" in answer("show 'my run' 3")
+    assert "Did you mean --group 3-0?" in answer("show 'my run' 3-0")
 
 
 def test_commands_that_are_advised_keep_a_folder_with_a_blank_whole(tmp_path: Path) -> None:

@@ -189,6 +189,7 @@ def test_a_setting_that_stands_twice(folder: Path, file: str) -> None:
         ("model: calc\nlearning_rate: $LR\n", '--set learning_rate="$LR"'),
         ("- steps: 1\n", "Leave the dashes at the left out"),
         ("model:calc\n", "Behind each colon stands a blank"),
+        ("data:\n  train_batch_size: 4\nactor_rollout_ref:\n  model:\n    path: calc\n", "agl.VERL(config)"),
         ("7\n", "holds a int, not settings by name. Write each on a line of its own"),
     ],
 )

@@ -211,6 +211,10 @@ RESULT = "from pathlib import Path\nresult = agl.RunResult(Path('run'), Path('ru
     [
         ("result > result", "RunResult is what fit() returns"),
         ("f'{result:.3f}'", "The last reward: result.metrics[-1]['reward']"),
+        (
+            "import os\nfrom_pretrained = os.stat\nfrom_pretrained(result)",
+            "from_pretrained(result.checkpoint / 'model')",
+        ),
         ("json.dumps(result)", "RunResult is what fit() returns"),
         ("json.dumps(vars(result))", "default=str"),
         ("result.reward = 1", "This object stays as it was made"),

@@ -383,7 +383,11 @@ def translate(error: Exception, path: Path) -> Exception:
     elif isinstance(error, sqlite3.Error):
         name = _error_name(error)
         step = next((text for code, text in _NEXT_STEPS.items() if name.startswith(code)), "")
-        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) and (path.parent / "checkpoints").is_dir():
+        if (
+            name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
+            and path.suffix == ".db"
+            and (path.parent / "checkpoints").is_dir()
+        ):
             step = (
                 "The file is damaged, and the run's checkpoints next to it hold what was learned. Move it "
                 f"(mv {path} {path}.damaged) and go on with --resume {path.parent}: a new store is made."
