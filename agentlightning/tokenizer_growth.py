@@ -1,11 +1,16 @@
-"""Tokenizers that make texts longer without end. Whoever wrote a `tokenizer.json` may have it replace each letter by a
-million, so that a short text takes all memory. Such a file is refused before it is loaded: loading it runs its steps.
+"""Tokenizers that make texts longer without end, or take minutes for a line. Whoever wrote a `tokenizer.json` may have
+it replace each letter by a million, so that a short text takes all memory. Such a file is refused before it is loaded:
+loading it runs its steps. One with an expression of exponential time is refused by trying it: the library has a limit
+on each match, beyond which it panics, but none on all of them.
 """
 
 from __future__ import annotations
 
 import base64
 import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +25,13 @@ _MOST_CHARACTERS = 10_000
 """Of one token. Real vocabularies have some of a thousand spaces."""
 _MOST_BYTES = 2**28
 """The largest file that is read: those of models with a million tokens have some 60 MB."""
+_TRIED = "aA1 \n!é中"
+_MOST_TRIED = 100
+"""Characters of the file's own expressions that are tried, too."""
+_LENGTHS = (16, 32, 64, 128, 256)
+"""Each twice the one before, so that a slow expression is found before it takes long."""
+_SECONDS = 0.25
+"""Of processor time for one such text. Real tokenizers take less than a thousandth of it."""
 _GIVEN = ("content", "prepend", "replacement")
 """Keys of the texts that a step puts in."""
 
@@ -39,11 +51,12 @@ class _File(msgspec.Struct):
     model: _Model | None = None
 
 
-def refuse_growth(directory: Path) -> None:
-    """Raises ModelError where the `tokenizer.json` in a directory, if there is one, lets texts grow out of bounds."""
+def refuse_growth(directory: Path) -> str:
+    """The characters to give to `refuse_slowness`. Raises ModelError where the `tokenizer.json` in a directory, if any,
+    lets texts grow out of bounds."""
     file = directory / "tokenizer.json"
     if not file.is_file():
-        return
+        return _TRIED
     try:
         found = msgspec.json.decode(read_text(file, _MOST_BYTES), type=_File)
         steps = ("normalizer", "pre_tokenizer", "decoder", "post_processor")
@@ -58,6 +71,52 @@ def refuse_growth(directory: Path) -> None:
                 f"{file} is refused: its {name} may make a text more than {most:,} times as long, which can "
                 "take all memory. Take the tokenizer.json of the model that it came from."
             )
+    own = dict.fromkeys(char for name in steps for text in _expressions(getattr(found, name)) for char in text)
+    return _TRIED + "".join([*own][:_MOST_TRIED])
+
+
+def refuse_slowness(run: Callable[[str], object], characters: str, file: Path) -> None:
+    """Raises ModelError where a tokenizer takes long for a few hundred times the same character. `run` encodes a text
+    and decodes what it got."""
+    for length in _LENGTHS:
+        for one in dict.fromkeys(characters):
+            began = time.thread_time()
+            run(one * length + " !x1\n")
+            if time.thread_time() - began > _SECONDS:
+                raise ModelError(
+                    f"{file} is refused: it takes more than {_SECONDS:g} s for {length} times {one!r}, so longer texts "
+                    "would take hours. Take the tokenizer.json of the model that it came from."
+                )
+
+
+@contextmanager
+def panics_named(file: Path) -> Iterator[None]:
+    """Raises ModelError where the library fails in the block over what a tokenizer's file says. It has no kind of its
+    own for that: a plain Exception, or a panic, which is none and would end who catches those."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        raise ModelError(f"{file} cannot be used: {error}. Get the model's file again.") from None
+
+
+def token_ids(value: Any, what: str) -> list[int]:
+    """The ids in a model's file, which has one or a list of them. Raises ModelError for what is none."""
+    found: list[Any] = value if isinstance(value, list) else [value]
+    if odd := [one for one in found if type(one) is not int or not 0 <= one < 2**31]:
+        raise ModelError(
+            f"{what} has {str(odd[0])[:40]!r}, which is no token's id. Write the ids of its end tokens there."
+        )
+    return found
+
+
+def _expressions(part: Any) -> Iterator[str]:
+    """The regular expressions in a part of a tokenizer."""
+    if isinstance(part, dict) and isinstance(part.get("Regex"), str):
+        yield part["Regex"]
+    for one in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        yield from _expressions(one)
 
 
 def _growth(part: Any) -> float:

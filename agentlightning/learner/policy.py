@@ -26,9 +26,10 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from agentlightning.errors import AgentLightningError, ConfigError, ModelError
 from agentlightning.files import atomic_directory
 from agentlightning.models import base_of_adapter, resolve_model
+from agentlightning.models.shape import refuse_sizes
 from agentlightning.models.weights import damage_of, damage_of_checkpoint
 from agentlightning.reading import read_object
-from agentlightning.tokenizer_growth import refuse_growth
+from agentlightning.tokenizer_growth import panics_named, refuse_growth, token_ids
 
 METADATA_FILE = "agentlightning.json"
 """The file beside the weights with what this package needs to know of a model (which renderer, …)."""
@@ -224,7 +225,7 @@ def load_policy(
         adapter = (Path(path) / "adapter_config.json").is_file()
         model, peft_model = _load_adapter(path, dtype) if adapter else (load_base(path, dtype), None)
         tokenizer = tokenizer_of(path)
-        metadata = _metadata(path)
+        eos_ids, metadata = _eos_ids(model, tokenizer), _metadata(path)
     except AgentLightningError:
         raise
     except Exception as error:  # the libraries have no kind of error in common for files that are damaged
@@ -237,10 +238,23 @@ def load_policy(
         path=path,
         model=model,
         tokenizer=tokenizer,
-        eos_ids=_eos_ids(model, tokenizer),
+        eos_ids=eos_ids,
         peft=peft_model,
         metadata=metadata,
     )
+
+
+def _refuse_damage(path: str) -> None:
+    """Raises ModelError where the files in a model's folder are not whole, before a library reads them."""
+    if (words := _damage(Path(path))) is not None:
+        raise ModelError(f"The model '{path}' could not be loaded: {words}")
+
+
+def _damage(path: Path) -> str | None:
+    if path.name == "model" and (words := damage_of_checkpoint(path.parent)) is not None:
+        return words
+    words = damage_of(path)
+    return None if words is None else f"{words}. Copy or download it again."
 
 
 def _why_not(path: Path, error: Exception) -> str:
@@ -250,11 +264,7 @@ def _why_not(path: Path, error: Exception) -> str:
             f"{_first_line(error)}\nCheck the name; a Hugging Face id needs a network connection or an earlier "
             "download."
         )
-    if path.name == "model" and (words := damage_of_checkpoint(path.parent)) is not None:
-        return words
-    if (words := damage_of(path)) is not None:
-        return f"{words}. Copy or download it again."
-    if (words := _unfit_kind(path)) is not None:
+    if (words := _damage(path) or _unfit_kind(path)) is not None:
         return words
     return (
         f"{_first_line(error)}\n"
@@ -309,7 +319,8 @@ def _untie(model: PreTrainedModel) -> None:
 def tokenizer_of(path: str | Path) -> Any:
     """The tokenizer of a model, as transformers has it. Raises ModelError where it lets texts grow too much."""
     refuse_growth(Path(path))
-    return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    with panics_named(Path(path)):
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
 
 
 def refuse_other_tokens(policy: Policy, path: str) -> None:
@@ -324,6 +335,9 @@ def refuse_other_tokens(policy: Policy, path: str) -> None:
 
 def load_base(path: str, dtype: str | torch.dtype) -> PreTrainedModel:
     """The causal LM in a directory, on the CPU; `dtype` is a torch dtype or its name."""
+    _refuse_damage(path)
+    if Path(path).is_dir():
+        refuse_sizes(Path(path))
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     for name in ("_attn_implementation", "_experts_implementation"):
         if "/" in (named := str(getattr(config, name, ""))):
@@ -349,6 +363,7 @@ def load_base(path: str, dtype: str | torch.dtype) -> PreTrainedModel:
 def _load_adapter(path: str, dtype: str | torch.dtype) -> tuple[PreTrainedModel, Any]:
     from peft import PeftModel
 
+    _refuse_damage(path)
     with base_of_adapter(Path(path)) as name:
         base = load_base(resolve_model(name), dtype)
     with peft_calls_deprecated_names():
@@ -405,7 +420,7 @@ def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tupl
             f"The model '{model.config.name_or_path}' names no end-of-sequence token, so it would never stop. "
             "Set eos_token_id in its generation_config.json."
         )
-    return tuple(int(i) for i in eos) if isinstance(eos, list) else (int(eos),)
+    return tuple(token_ids(eos, f"eos_token_id of {model.config.name_or_path}"))
 
 
 def _metadata(path: str) -> dict[str, Any]:

@@ -27,6 +27,16 @@ BYTES_OF = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 LOGPROB_GAP = 1e-3
 """For most models, the largest difference between two correct ways to compute a log-prob in float32."""
+_LARGEST = {
+    **dict.fromkeys(("hidden_size", "num_attention_heads", "head_dim", "num_key_value_heads", "vocab_size"), 2**31),
+    **dict.fromkeys(("num_local_experts", "num_experts", "num_experts_per_tok"), 2**31),
+    **dict.fromkeys(("moe_intermediate_size", "intermediate_size"), 2**31),
+    **dict.fromkeys(("num_hidden_layers", "num_labels"), 10**6),
+}
+"""Of what a configuration counts: what reads one makes a list of the layers, and of the labels."""
+_MOST_PER_BYTE = 1000
+"""Parameters, by a configuration, for each byte of the weights: two where they have four bits, and more where layers
+share them."""
 FOR_ADAPTER = 20
 """How many times the learning rate for all weights a LoRA adapter gets."""
 SMALL_MODEL, MOST_FOR_SMALL = 3e7, 3.4
@@ -135,11 +145,34 @@ def read_shape(model: str | Path) -> ModelShape | None:
         return None
 
 
+def refuse_sizes(folder: Path) -> None:
+    """Raises ModelError where a model's config.json says far more numbers than its weights can hold: to make place for
+    them takes all memory, or hours."""
+    try:
+        parameters = shape_of(read_object(folder / "config.json")).parameters
+    except ValueError as error:
+        raise ModelError(f"The config.json in {folder} cannot be used: {error}. Get the model's file again.") from None
+    except (KeyError, TypeError, OSError):  # another architecture's
+        return
+    held = sum(file.stat().st_size for file in folder.iterdir() if file.suffix in (".safetensors", ".bin"))
+    if held and parameters > _MOST_PER_BYTE * held:
+        raise ModelError(
+            f"The config.json in {folder} says {count_of(parameters)} parameters, and its weights have {held:,} bytes. "
+            "Take both from one model."
+        )
+
+
 def shape_of(config: dict[str, Any]) -> ModelShape:
-    """The shape in a configuration as `transformers` writes it; of a model with pictures or sounds its text part."""
-    config = config.get("text_config", config)
+    """The shape in a configuration as `transformers` writes it; of a model with pictures or sounds its text part.
+
+    Raises KeyError, TypeError or ValueError for a configuration that says no sizes, or none that a model can have.
+    """
+    _check_sizes(config)
+    _check_sizes(config := config.get("text_config", config))
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     heads = config["num_attention_heads"]
+    if not hidden or not layers or not heads:
+        raise TypeError("hidden_size, num_hidden_layers or num_attention_heads says nothing")
     head = config.get("head_dim") or hidden // heads
     keys = config.get("num_key_value_heads") or heads
     attention = hidden * head * (2 * heads + 2 * keys)
@@ -152,7 +185,7 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
         hidden,
         layers,
         parameters,
-        config.get("max_position_embeddings"),
+        context if isinstance(context := config.get("max_position_embeddings"), int) and context > 0 else None,
         query=head * heads,
         keys=head * keys,
         inner=inner * chosen,
@@ -161,6 +194,16 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
         delta_nets="linear_key_head_dim" in config,
         looked_up=embeddings - config["vocab_size"] * hidden,
     )
+
+
+def _check_sizes(config: Any) -> None:
+    if not isinstance(config, dict):
+        raise TypeError("it is no object")
+    for name in _LARGEST.keys() & config.keys():
+        if type(size := config[name] or 0) is not int:
+            raise TypeError(f"{name} is no whole number")
+        if not 0 <= size < _LARGEST[name]:
+            raise ValueError(f"{name} is {size}, which no model has")
 
 
 def count_of(parameters: int) -> str:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from agentlightning.reading import read_object
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+_READ_WHOLE = frozenset({".json", ".jinja", ".txt", ".model", ".tiktoken"})
+_LARGEST_TEXT = 2**28
 _LARGEST_HEADER = 16 * 2**20
 """Bytes, of 100,000 tensors in one file. The safetensors library reads more, in minutes."""
 
@@ -21,6 +24,8 @@ def damage_of(folder: Path) -> str | None:
     """What is missing or broken of the weights in a model's folder; None where nothing is seen."""
     if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
         return None
+    if (odd := next(_odd_files(folder), None)) is not None:
+        return odd
     files = [file for pattern in _WEIGHTS for file in folder.glob(pattern)]
     if not files:
         return "it has no weights (no *.safetensors)"
@@ -34,6 +39,16 @@ def damage_of(folder: Path) -> str | None:
     if missing:
         return f"{missing[0]} is missing"
     return next((words for file in sorted(files) if (words := _damage_of_file(file)) is not None), None)
+
+
+def _odd_files(folder: Path) -> Iterator[str]:
+    """What is said of files that the libraries would read without end, or wait for: they look at no size or kind."""
+    for file in sorted(folder.iterdir()):
+        if file.suffix in _READ_WHOLE or any(file.match(pattern) for pattern in _WEIGHTS):
+            if file.exists() and not file.is_file():
+                yield f"{file.name} is no regular file"
+            elif file.suffix in _READ_WHOLE and file.is_file() and file.stat().st_size > _LARGEST_TEXT:
+                yield f"{file.name} has {file.stat().st_size:,} bytes, and more than {_LARGEST_TEXT:,} are not read"
 
 
 def _damage_of_file(file: Path) -> str | None:

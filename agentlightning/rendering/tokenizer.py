@@ -14,7 +14,7 @@ from typing import Any
 from agentlightning.errors import ModelError
 from agentlightning.reading import read_object, read_text
 from agentlightning.rendering.control import SEAM
-from agentlightning.tokenizer_growth import refuse_growth
+from agentlightning.tokenizer_growth import panics_named, refuse_growth, refuse_slowness, token_ids
 
 _TEMPLATE_FILE = "chat_template.jinja"
 _CONFIG_FILE = "tokenizer_config.json"
@@ -37,19 +37,17 @@ class FileTokenizer:
 
         self.name_or_path = name_or_path
         self._directory = directory
-        refuse_growth(directory)
-        try:
-            self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-        except Exception as error:  # the library has no kind of its own for a damaged file
-            raise ModelError(
-                f"{directory / 'tokenizer.json'} cannot be read: {error}. Get the model's file again."
-            ) from error
+        characters = refuse_growth(directory)
+        self._file = directory / "tokenizer.json"
+        with panics_named(self._file):
+            self._tokenizer = Tokenizer.from_file(str(self._file))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._config: dict[str, Any] = read_json(directory / _CONFIG_FILE)
         self.eos_token_id = self._special_id("eos_token")
         self.unk_token_id = self._special_id("unk_token")
         self._brief = lru_cache(_REMEMBERED)(self._ids)
+        refuse_slowness(lambda text: self.decode(self._ids(text, False)), characters, self._file)
 
     def encode(self, text: str, *, add_special_tokens: bool = False, **_: Any) -> list[int]:
         if SEAM in text:
@@ -59,13 +57,15 @@ class FileTokenizer:
         return self._ids(text, add_special_tokens)
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        if len(text) < _LONG:
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        # Encoding in batches leaves the interpreter to other threads.
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        with panics_named(self._file):
+            if len(text) < _LONG:
+                return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            # Encoding in batches leaves the interpreter to other threads.
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = False, **_: Any) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        with panics_named(self._file):
+            return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         if isinstance(tokens, str):
@@ -95,12 +95,16 @@ class FileTokenizer:
     def chat_template(self) -> str | None:
         """The model's own template: `chat_template.jinja`, or the entry of `tokenizer_config.json`."""
         file = self._directory / _TEMPLATE_FILE
-        if file.is_file():
-            return read_text(file)
-        template = self._config.get("chat_template")
-        if isinstance(template, list):  # several named templates
-            by_name = {entry["name"]: entry["template"] for entry in template}
-            return by_name.get("default")
+        try:
+            template = read_text(file) if file.is_file() else self._config.get("chat_template")
+            if isinstance(template, list):  # several named templates
+                template = {entry["name"]: entry["template"] for entry in template}.get("default")
+            if template is not None and not isinstance(template, str):
+                raise TypeError("it is no text")
+        except (OSError, ValueError, TypeError, LookupError) as error:
+            raise ModelError(
+                f"The chat template ({self.template_file}) cannot be read: {error}. Save the model again."
+            ) from error
         return template
 
     def apply_chat_template(
@@ -125,7 +129,14 @@ class FileTokenizer:
 
     def _special_id(self, key: str) -> int | None:
         token = self._config.get(key)
-        return None if token is None else self._tokenizer.token_to_id(_text(token))
+        if token is None:
+            return None
+        if not isinstance(text := _text(token), str):
+            raise ModelError(
+                f"{self._directory / _CONFIG_FILE} has no text as its {key}. Write the token there as it is in "
+                "tokenizer.json, in quotes."
+            )
+        return self._tokenizer.token_to_id(text)
 
 
 class SeamTokenizer:
@@ -163,7 +174,8 @@ def load_tokenizer(path: str) -> Any:
     try:
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+        with panics_named(directory):
+            tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except (ImportError, OSError, ValueError, KeyError) as error:
         raise ModelError(
             f"No tokenizer could be loaded from {directory}: {error}. The directory needs a tokenizer.json (saved by "
@@ -204,8 +216,9 @@ def model_directory(path: str) -> Path:
 
 def stop_tokens(path: str) -> list[int]:
     """The tokens at which a model's own generation settings stop."""
-    found = read_json(model_directory(path) / "generation_config.json").get("eos_token_id")
-    return found if isinstance(found, list) else [] if found is None else [found]
+    file = model_directory(path) / "generation_config.json"
+    found = read_json(file).get("eos_token_id")
+    return [] if found is None else token_ids(found, f"eos_token_id in {file}")
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -224,6 +237,6 @@ def _rendered(template: str, messages: Any, tools: Any, options: dict[str, Any])
     return render(template, messages, tools=tools, **options)
 
 
-def _text(token: Any) -> str:
+def _text(token: Any) -> Any:
     """Special tokens are written as a string, or as an object with the string under `content`."""
-    return token["content"] if isinstance(token, dict) else token
+    return token.get("content") if isinstance(token, dict) else token
