@@ -112,10 +112,15 @@ def base_of_adapter(folder: Path) -> Iterator[str]:
     """
     try:
         base = str(read_object(folder / "adapter_config.json")["base_model_name_or_path"])
-    except (OSError, ValueError, KeyError, TypeError):
+        is_adapter = (Path(base) / "adapter_config.json").is_file() and not (Path(base) / "config.json").is_file()
+    except (OSError, ValueError, KeyError, TypeError):  # of a name longer than names may be, too
         raise ModelError(
             f"{folder}/adapter_config.json does not say base_model_name_or_path, its base model."
         ) from None
+    if is_adapter:
+        raise ModelError(
+            f"{folder} is an adapter of {base}, which is an adapter itself. Merge that one first: agl export"
+        )
     try:
         yield base
     except ModelError as error:

@@ -16,6 +16,8 @@ from agentlightning.reading import read_object
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 _READ_WHOLE = frozenset({".json", ".jinja", ".txt", ".model", ".tiktoken"})
 _LARGEST_TEXT = 2**28
+_LEAST_PER_RANK = 64
+"""Bytes of an adapter's weights."""
 _LARGEST_HEADER = 16 * 2**20
 """Bytes, of 100,000 tensors in one file. The safetensors library reads more, in minutes."""
 
@@ -38,7 +40,23 @@ def damage_of(folder: Path) -> str | None:
     missing = sorted(name for name in listed if not os.path.isfile(folder / name))
     if missing:
         return f"{missing[0]} is missing"
+    if (words := _rank_without_weights(folder, files)) is not None:
+        return words
     return next((words for file in sorted(files) if (words := _damage_of_file(file)) is not None), None)
+
+
+def _rank_without_weights(folder: Path, files: list[Path]) -> str | None:
+    """What is said of an adapter's rank for which its weights have no place: peft makes place before it reads them."""
+    if not (folder / "adapter_config.json").is_file():
+        return None
+    try:
+        config = read_object(folder / "adapter_config.json")
+        ranks = [config.get("r") or 0, *(config.get("rank_pattern") or {}).values()]
+    except (OSError, ValueError, AttributeError):
+        return "adapter_config.json cannot be read"
+    most = sum(file.stat().st_size for file in files) // _LEAST_PER_RANK
+    odd = [rank for rank in ranks if type(rank) is not int or rank > most]
+    return f"adapter_config.json has the rank {str(odd[0])[:20]}, and the weights have no place for it" if odd else None
 
 
 def _odd_files(folder: Path) -> Iterator[str]:

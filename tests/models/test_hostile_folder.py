@@ -153,6 +153,22 @@ def test_sizes_that_count_nothing_are_left_out(model: Path) -> None:
     assert (shape_of(given).parameters, shape_of(given).max_context) == (shape_of(config).parameters, None)
 
 
+@pytest.mark.parametrize("base", [".", "a" * 100_000, "\0"])
+def test_a_base_that_is_no_model_is_named(model: Path, base: str) -> None:
+    (model / "config.json").unlink()
+    changed(model / "adapter_config.json", base_model_name_or_path=str(model) if base == "." else base)
+    with pytest.raises(ModelError, match="an adapter itself" if base == "." else "does not say|There is no model"):
+        read_shape(str(model))
+
+
+@pytest.mark.parametrize("values", [{"r": 2**22}, {"r": "x"}, {"r": 8, "rank_pattern": {"q_proj": 2**31}}])
+def test_a_rank_for_which_there_are_no_weights_is_named(model: Path, values: dict[str, Any]) -> None:
+    changed(model / "adapter_config.json", base_model_name_or_path="calc", r=8)
+    assert damage_of(model) is None
+    changed(model / "adapter_config.json", **values)
+    assert "has the rank" in (damage_of(model) or "")
+
+
 EXPRESSIONS = {
     "exponential": r"(a+)+$x|(a+)+b",
     "of a power": r"\p{L}*\p{L}*\p{L}*\p{L}*[^\p{L}]\d",
