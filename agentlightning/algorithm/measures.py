@@ -127,7 +127,7 @@ def _interval(name: str, values: Sequence[float], bounds: Bounds) -> dict[str, f
 
 def _flat(episodes: Sequence[Episode], rule: CreditRule, policies: Collection[str]) -> dict[str, float]:
     """The share of groups whose siblings all earned the same, of those with a rollout that counts."""
-    groups = {e.rollout.metadata.get("group") for e in episodes if rule.uses[e.outcome] != "mask"}
+    groups = {e.rollout.group for e in episodes if rule.uses[e.outcome] != "mask"}
     if not groups:
         return {}
     return {"flat_groups": 1.0 - len(groups_to_learn_from(episodes, rule, policies) & groups) / len(groups)}
@@ -135,7 +135,7 @@ def _flat(episodes: Sequence[Episode], rule: CreditRule, policies: Collection[st
 
 def _groups(episodes: Sequence[Episode]) -> dict[str, list[str]]:
     """The names of the groups that are learned, so that the step can be looked at again; chats have none."""
-    names = dict.fromkeys(e.rollout.metadata.get("group") for e in episodes)
+    names = dict.fromkeys(e.rollout.group for e in episodes)
     return {} if None in names else {"groups": [str(name) for name in names]}
 
 

@@ -125,12 +125,12 @@ async def stored_episodes(
     for rollout in page:
         if FORK_OF in rollout.metadata:
             continue
-        groups.setdefault(rollout.metadata.get("group"), []).append(rollout.rollout_id)
+        groups.setdefault(rollout.group, []).append(rollout.rollout_id)
     # A step that was interrupted and done again has groups of the same names twice: the later ones were learned.
     ids = [rollout_id for group in groups.values() for rollout_id in group[-settings.group_size :]]
     again = set(metrics.get("replayed_groups", ()))
     found = await collect(store, ids, settings.reward_weights)
-    episodes = [replace(e, replayed=e.rollout.metadata.get("group") in again) for e in found]
+    episodes = [replace(e, replayed=e.rollout.group in again) for e in found]
     if not episodes:
         raise ConfigError(f"The store holds no rollouts that step {step} learned from.")
     if policy is None:

@@ -25,6 +25,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_write
 from agentlightning.metrics.svg import curve_svg, points_of
 from agentlightning.trainer.sync import run_sync
+from agentlightning.types.rollout import step_in
 
 REPORT_FILE = "report.html"
 TELLING = 10
@@ -149,7 +150,7 @@ def _curves(steps: Sequence[Mapping[str, Any]]) -> list[str]:
 def _rollout(why: str, record: Mapping[str, Any]) -> str:
     reward = "no reward" if record["reward"] is None else f"reward {record['reward']:g}"
     good = "good" if record["reward"] and record["outcome"] == "ok" else "bad"
-    step = record["metadata"].get("step")
+    step = step_in(record["metadata"])
     where = f" · step {step}" if step is not None else ""
     task = json.dumps(record["task"], ensure_ascii=False, default=repr)
     head = (

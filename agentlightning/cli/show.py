@@ -68,11 +68,11 @@ async def _there_are(opened: OpenedRun, wanted: ShowOptions) -> str:
         meant = f" Did you mean {option} {wanted.rollout}?" if option else ""
         return f"{meant} The last one is {last[0].rollout_id}; agl show RUN prints the last ones."
     episodes = await collect(opened.store, [r.rollout_id for r in last])
-    names = [str(group) for r in last if (group := (r.metadata or {}).get("group")) is not None]
+    names = [r.group for r in last if r.group is not None]
     if wanted.group is not None and names and wanted.group not in names:
         return f" A group is named by its step and its number there; the last one is {names[0]}."
     phrases = [f"The last {len(last)}"]
-    steps = [int(r.metadata["step"]) for r in last if (r.metadata or {}).get("step") is not None]
+    steps = [r.step for r in last if r.step is not None]
     rewards = [e.reward for e in episodes if e.reward is not None]
     phrases += [f"are of steps {min(steps)} to {max(steps)}"] if steps else []
     phrases += [f"earned {min(rewards):g} to {max(rewards):g}"] if rewards else []
@@ -209,7 +209,7 @@ def _panel(episode: Episode, spans: Sequence[Span], wanted: ShowOptions, width: 
     for one in edited_messages(episode.calls):
         words = f"edited by the fork: message {one['index'] + 1} ({one['role']}), calls: {one['calls']}"
         parts.append(Text(safe(words), style="yellow"))
-    step = rollout.metadata.get("step")
+    step = rollout.step
     ends = [_finish(s)["finish_reason"] for s in spans if "gen_ai.response.finish_reasons" in s.attributes]
     words = [
         rollout.mode.value if rollout.mode else "",

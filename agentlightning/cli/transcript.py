@@ -25,8 +25,8 @@ _STYLES = {"system": "dim", "user": "bold", "assistant": "cyan", "tool": "yellow
 async def before_and_after(store: LightningStore, last_step: int) -> RenderableType | None:
     """A validation task that failed before training and succeeded after it, side by side; None if there is none."""
     rollouts = [r for r in await store.query_rollouts(limit=-1) if r.mode is RolloutMode.VAL]
-    before = [r for r in rollouts if r.metadata.get("step") == 0]
-    after = {json.dumps(r.input): r for r in rollouts if r.metadata.get("step") == last_step}
+    before = [r for r in rollouts if r.step == 0]
+    after = {json.dumps(r.input): r for r in rollouts if r.step == last_step}
     for first in before:
         second = after.get(json.dumps(first.input))
         if second is None:

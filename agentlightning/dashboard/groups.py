@@ -34,7 +34,7 @@ async def of_rollout(store: SqlLightningStore, request: Request) -> Any:
     rollout = await store.get_rollout_by_id(request.path_params["rollout_id"])
     if rollout is None:
         raise NotFoundError("There is no such rollout in this store: it may have been pruned.")
-    group = rollout.metadata.get("group")
+    group = rollout.group
     ids = [rollout.rollout_id]
     if group is not None and rollout.run_id is not None:
         found = await store.list_rollouts(run_id_in=[rollout.run_id], group_in=[str(group)], limit=MOST_SIBLINGS)
@@ -47,7 +47,7 @@ async def of_rollout(store: SqlLightningStore, request: Request) -> Any:
     best = next((e for e in known if e.reward == known[-1].reward), None)  # of equals the one that stands first
     return {
         "group": group,
-        "step": rollout.metadata.get("step"),
+        "step": rollout.step,
         "run_id": rollout.run_id,
         "run_name": await run_name(store, rollout.run_id),
         "task": shown(rollout.input),
@@ -127,7 +127,7 @@ class Worth(NamedTuple):
 async def advantages_of(store: SqlLightningStore, rollout: Rollout) -> Worth:
     """Of the calls of a rollout and of all that were compared with it."""
     run = await store.get_run_by_id(rollout.run_id) if rollout.run_id else None
-    step, group = rollout.metadata.get("step"), rollout.metadata.get("group")
+    step, group = rollout.step, rollout.group
     if run is None or group is None or rollout.mode == "val":
         return Worth({}, "It was not trained on.")
     rule = _rule(run)

@@ -82,7 +82,7 @@ def _checkpoint_after(run: Run, rollout: Rollout, folder: Path | None) -> Path |
     run_dir = Path(str(run.state.get("run_dir") or ""))
     places = [run_dir, *([folder / run_dir.name] if folder is not None else [])]
     kept = next((found for place in places if (found := list_checkpoints(place))), [])
-    step = rollout.metadata.get("step")
+    step = rollout.step
     for checkpoint in kept:
         try:
             if isinstance(step, int) and read_checkpoint(checkpoint).step >= step:

@@ -164,7 +164,7 @@ def lost_tokens(evidence: Evidence) -> dict[str, Any]:
 
 def _steps(evidence: Evidence) -> int:
     """How many steps the rollouts that were read belong to."""
-    return max(1, len({e.rollout.metadata.get("step") for e in evidence.episodes}))
+    return max(1, len({e.rollout.step for e in evidence.episodes}))
 
 
 def break_findings(evidence: Evidence, decode: Decode | None = None) -> Iterator[Finding]:

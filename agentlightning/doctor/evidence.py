@@ -17,9 +17,11 @@ from agentlightning.algorithm.credit.advantage import ADVANTAGES
 from agentlightning.algorithm.credit.units import OUTCOME_USE
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.parts.constraint import recorded_constraints
+from agentlightning.errors import StoreError
+from agentlightning.metrics.sink import checked_row
 from agentlightning.runner.frameworks import caches_on
 from agentlightning.store.base import LightningStore
-from agentlightning.types import FINISHED_ROLLOUT, Outcome, Rollout, RolloutMode, Run, Span
+from agentlightning.types import FINISHED_ROLLOUT, Outcome, Rollout, RolloutMode, Run, RunEvent, Span
 from agentlightning.types.recording import FORK_OF
 from agentlightning.types.reward import weights_in
 
@@ -103,7 +105,7 @@ class Evidence:
         for e in self.episodes:
             if e.good and e.reward is not None:
                 alone = json.dumps(e.rollout.input, default=repr)  # of a dry run: siblings have the same task
-                found.setdefault(e.rollout.metadata.get("group", alone), []).append(e)
+                found.setdefault(e.rollout.group or alone, []).append(e)
         return [group for group in found.values() if len(group) > 1]
 
     def is_flat(self, group: Sequence[Episode]) -> bool:
@@ -151,7 +153,17 @@ async def gather(store: LightningStore, run: Run | None = None) -> Evidence:
 async def learned_steps(store: LightningStore, run_id: str) -> list[dict[str, Any]]:
     """Metrics of the steps that learned, in order; the validation before the first step is none."""
     events = await store.query_run_events(run_id, kind_in=["step"])
-    return sorted((e.data for e in events if e.data.get("step")), key=lambda data: data["step"])
+    return sorted((_checked(e) for e in events if e.data.get("step")), key=lambda data: data["step"])
+
+
+def _checked(event: RunEvent) -> dict[str, Any]:
+    try:
+        return checked_row(event.data)
+    except ValueError as error:
+        raise StoreError(
+            f"run_events.data of '{event.event_id}' is damaged in the store: {error}. Keep a copy of the store, and "
+            "repair or delete that row."
+        ) from None
 
 
 async def read_spans(store: LightningStore, episodes: Sequence[Episode]) -> dict[str, Sequence[Span]]:

@@ -92,8 +92,8 @@ async def groups_of(store: LightningStore, run_id: str | None, size: int | None)
     for rollout in await store.query_rollouts(
         run_id_in=runs, status_in=tuple(FINISHED_ROLLOUT), sort_by="start_time", limit=-1
     ):
-        if (name := rollout.metadata.get("group")) is not None:
-            found.setdefault(str(name), []).append(rollout)
+        if (name := rollout.group) is not None:
+            found.setdefault(name, []).append(rollout)
     found = {name: group[-size:] if size else group for name, group in found.items() if len(group) > 1}
     if not found:
         raise ConfigError(

@@ -165,6 +165,8 @@ _MOST_BYTES = 2**29
 """The largest metrics file that is read."""
 _LISTS_AND_TEXTS = ("tasks", "groups", "outcomes", "note")
 """Metrics that are not numbers."""
+_MOST_BITS = 1000
+"""Of an integer that can be a float."""
 _NUMBERS = frozenset(metric.name for metric in METRICS) - {*_LISTS_AND_TEXTS}
 
 
@@ -181,12 +183,18 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def metrics_row(line: str, where: str) -> dict[str, Any]:
     """The metrics of a step. Raises ConfigError, which says where, for a line that no run writes."""
     try:
-        row = parsed_json(line)
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int) or not 0 <= row["step"] < 2**53:
-            raise ValueError("it is no object with the number of a step")
-        for name, value in row.items():
-            if (name in _NUMBERS or "/" in name) and not isinstance(value, int | float | None):
-                raise ValueError(f"{name[:60]!r} is no number")
+        return checked_row(parsed_json(line))
     except ValueError as error:
         raise ConfigError(f"{where} is no step: {error}. Delete that line; the others can be read.") from None
+
+
+def checked_row(row: Any) -> dict[str, Any]:
+    """The metrics of a step as a file or a store has them. Raises ValueError for what no run writes."""
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int) or not 0 <= row["step"] < 2**53:
+        raise ValueError("it is no object with the number of a step")
+    for name, value in row.items():
+        if (name in _NUMBERS or "/" in name) and not isinstance(value, int | float | None):
+            raise ValueError(f"{name[:60]!r} is no number")
+        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+            raise ValueError(f"{name[:60]!r} is larger than numbers are")
     return row

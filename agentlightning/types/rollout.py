@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -105,6 +106,18 @@ class Attempt(Record):
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
+def step_in(metadata: Mapping[str, Any]) -> int | None:
+    """See `Rollout.step`."""
+    step = metadata.get("step")
+    return step if isinstance(step, int) and not isinstance(step, bool) and abs(step) < 2**31 else None
+
+
+def group_in(metadata: Mapping[str, Any]) -> str | None:
+    """See `Rollout.group`."""
+    group = metadata.get("group")
+    return None if group is None else str(group)
+
+
 class Rollout(Record):
     """One execution of the agent on one task (`input`), under one version of the resources.
 
@@ -126,6 +139,16 @@ class Rollout(Record):
     config: RolloutConfig = Field(default_factory=RolloutConfig)
     metadata: dict[str, Any] = Field(default_factory=dict)
     run_id: str | None = None
+
+    @property
+    def step(self) -> int | None:
+        """The step that it belongs to by its metadata, where that says one; a user may write anything there."""
+        return step_in(self.metadata)
+
+    @property
+    def group(self) -> str | None:
+        """The group that it belongs to by its metadata, as text."""
+        return group_in(self.metadata)
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

@@ -101,7 +101,7 @@ def groups_that_differ(episodes: Sequence[Episode], rule: CreditRule) -> set[Has
     compares = CREDIT_MODES[rule.mode].compares
     alone = not compares or not rule.estimator.siblings
     plain = replace(rule, mode=rule.mode if compares else "return_to_go", advantage=reinforce_pp if alone else drgrpo)
-    names = [episode.rollout.metadata.get("group") for episode in episodes]
+    names = [episode.rollout.group for episode in episodes]
     differing: set[Hashable] = set()
     for seen in looked_at(episodes, rule):
         units = make_units(seen.episodes, seen.rule, {})

@@ -92,7 +92,7 @@ def make_units(episodes: Sequence[Episode], rule: CreditRule, bonuses: Mapping[s
     units: list[Unit] = []
     for r, e in enumerate(episodes):
         use = rule.uses[e.outcome]
-        group = e.rollout.metadata.get("group")
+        group = e.rollout.group
         if e.separate or rule.by_call:
             parts = [(_alone(e, i), [(i, c)]) for i, c in enumerate(e.calls) if c.info.trained and len(c.response_ids)]
             key = (e.rollout.rollout_id if rule.by_call else group, None)
@@ -189,7 +189,7 @@ def state_values(episodes: Sequence[Episode]) -> dict[str, Float32Array]:
 
 def group_numbers(episodes: Sequence[Episode]) -> Int32Array:
     """The group of each rollout as a number; siblings carry the same `group` in their metadata."""
-    return numbers([e.rollout.metadata.get("group") for e in episodes])
+    return numbers([e.rollout.group for e in episodes])
 
 
 def numbers(keys: Sequence[Hashable]) -> Int32Array:

@@ -210,14 +210,21 @@ ATTEMPT_FIELDS = (
 )
 
 
+def _seconds(time: Any) -> Any:
+    """A time as it is; SQLite keeps texts in columns of numbers, too. Raises ValueError for those."""
+    if time is None or isinstance(time, int | float):
+        return time
+    raise ValueError(f"{str(time)[:40]!r} is no time")
+
+
 def rollout_values(row: Sequence[Any]) -> dict[str, Any]:
     """The fields of a `Rollout` from a row of `ROLLOUT_FIELDS`."""
     rollout_id, input, start_time, end_time, mode, resources_id, status, config, metadata, run_id = row
     return {
         "rollout_id": rollout_id,
         "input": decode(input, "rollouts.input", rollout_id),
-        "start_time": start_time,
-        "end_time": end_time,
+        "start_time": _seconds(start_time),
+        "end_time": _seconds(end_time),
         "mode": RolloutMode(mode) if mode is not None else None,
         "resources_id": resources_id,
         "status": RolloutStatus(status),
@@ -238,11 +245,11 @@ def to_attempt(row: Sequence[Any]) -> Attempt:
         rollout_id=rollout_id,
         attempt_id=attempt_id,
         sequence_id=sequence_id,
-        start_time=start,
-        end_time=end,
+        start_time=_seconds(start),
+        end_time=_seconds(end),
         status=AttemptStatus(status),
         worker_id=worker_id,
-        last_heartbeat_time=heartbeat,
+        last_heartbeat_time=_seconds(heartbeat),
         outcome=Outcome(outcome) if outcome is not None else None,
         error=error and redacted(error),
         metadata=decode(metadata, "attempts.metadata", attempt_id, type=dict[str, Any]) if metadata else {},

@@ -36,6 +36,7 @@ from agentlightning.types import (
     RolloutMode,
     RolloutStatus,
 )
+from agentlightning.types.rollout import group_in, step_in
 from agentlightning.types.status import FINISHED_ATTEMPT, FINISHED_ROLLOUT
 
 ROLLOUT_COLUMNS = [rollouts.c[name] for name in ROLLOUT_FIELDS]
@@ -118,9 +119,7 @@ def prepare(request: EnqueueRolloutRequest) -> NewRollout:
 
 def place_of(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
     """The columns that rollouts of a step or a group are found by."""
-    step, group = (metadata or {}).get("step"), (metadata or {}).get("group")
-    whole = isinstance(step, int) and not isinstance(step, bool) and abs(step) < 2**31
-    return {"step": step if whole else None, "group_id": None if group is None else str(group)}
+    return {"step": step_in(metadata or {}), "group_id": group_in(metadata or {})}
 
 
 def create(tx: Transaction, new: NewRollout) -> Rollout:
