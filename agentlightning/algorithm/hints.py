@@ -83,31 +83,26 @@ _OF_BATCHES = (
 )
 _OF_THE_ENGINE = (
     "The engine is said by backend='vllm', and its options by backend_options={…}, whose args are arguments of vllm "
-    "serve "
-    "(docs/vllm.md)."
+    "serve (docs/vllm.md)."
 )
 _NOT_CHOSEN = (
     "Kernels, packing and padding are not chosen here: leave it out. tokens_per_batch bounds the memory of one pass."
 )
 _OF_MESSAGES = (
     "Messages become tokens as the model's chat template says (renderer=… chooses another way), and what the model "
-    "wrote "
-    "is learned, not what it read."
+    "wrote is learned, not what it read."
 )
 _OF_TASKS = (
     "Tasks are a list or a file, given to the trainer: Trainer(algorithm=…).fit(agent, tasks, val_dataset=others). "
-    "Each "
-    "goes to the agent as it is; seed decides the order."
+    "Each goes to the agent as it is; seed decides the order."
 )
 _OF_VALIDATION = (
     "Validated are the tasks of fit(agent, tasks, val_dataset=others), every val_every steps and val_repeats times "
-    "each; "
-    "the best checkpoint is kept."
+    "each; the best checkpoint is kept."
 )
 _OF_CHECKPOINTS = (
     "A checkpoint is written every save_every steps, and the last keep_checkpoints stay. Trainer(resume='runs/NAME', "
-    "…) "
-    "goes on; agl export RUN writes the model to a folder or to the Hugging Face Hub."
+    "…) goes on; agl export RUN writes the model to a folder or to the Hugging Face Hub."
 )
 _OF_METRICS = (
     "Every step is in metrics.jsonl, and every rollout in the store (agl watch RUN, agl show RUN); "
@@ -132,10 +127,8 @@ KINDS = (
     ),
     (
         r"(v?llm|sglang|engine)_.*|init_args|enforce_eager|free_cache_engine|.*prefix_cach.*|.*(sleep_mode|"
-        r"enable_sleep).*|"
-        r"swap_space|max_num_(seqs|batched_tokens)|.*kv_cache.*|max_lora_rank|colocate.*|.*standby|inference_.*|"
-        r"infer_.*|"
-        r"weight_(broadcast|sync|update).*",
+        r"enable_sleep).*|swap_space|max_num_(seqs|batched_tokens)|.*kv_cache.*|max_lora_rank|colocate.*|.*standby|"
+        r"inference_.*|infer_.*|weight_(broadcast|sync|update).*",
         _OF_THE_ENGINE,
     ),
     (
@@ -155,25 +148,21 @@ KINDS = (
     (
         r".*(importance|(^|_)tis(_|$)|mask_(high|low)|rollout_is).*",
         "Tokens of older weights are weighed by correction, correction_cap and correction_floor; loss='gspo' takes "
-        "one ratio "
-        "for a whole sequence.",
+        "one ratio for a whole sequence.",
     ),
     (
         r".*(difficult|_threshold|oversampl|filter|constant_reward|zero_std|easy_|hard_|reject).*",
-        "dynamic_sampling=3 replaces groups with equal rewards by new tasks; curriculum='learnability' draws tasks "
-        "by their "
-        "rewards.",
+        "dynamic_sampling=3 replaces groups with equal rewards by new tasks; curriculum='learnability' draws tasks by "
+        "their rewards.",
     ),
     (
         r".*(truncat|overlong|length_penalty).*",
         "outcome_use={'truncated': 'mask'} leaves truncated rollouts out; overlong_tokens and overlong_margin punish "
-        "long ones; "
-        "cut_long_prompts=True shortens prompts.",
+        "long ones; cut_long_prompts=True shortens prompts.",
     ),
     (
         r"(repetition|presence|frequency)_penalty|.*sampling(_params|_args|_kwargs)?|generation_(kwargs|config|args)|"
-        r"stop_.*|"
-        r"num_beams|do_sample|ignore_eos|logit_bias|min_(new_)?tokens|bad_words|.*_processors?|logprobs",
+        r"stop_.*|num_beams|do_sample|ignore_eos|logit_bias|min_(new_)?tokens|bad_words|.*_processors?|logprobs",
         "Of sampling there are temperature, top_p, top_k and min_p. The rest is the agent's: it says so in its "
         "requests.",
     ),
@@ -184,8 +173,8 @@ KINDS = (
     ),
     (
         r"(.*_)?kl(_.*)?",
-        "Of the KL divergence there are kl_coef, kl_in='loss' or 'reward', kl_estimator and kl_target; "
-        "max_kl limits an update.",
+        "Of the KL divergence there are kl_coef, kl_in='loss' or 'reward', kl_estimator and kl_target; max_kl limits "
+        "an update.",
     ),
     (
         r".*clip.*|delta",
@@ -196,18 +185,15 @@ KINDS = (
     (
         r"(ppo|grpo|dpo|pref|simpo|orpo|kto|cpo|sft|rl|trl|rlhf|stage|rl_type|do_train|do_rl|algo_name|"
         r"finetuning_type)(_.*)?",
-        "What is learned, and how, is said by the algorithm's class: GRPO, PPO, RLOO, DAPO, SFT, DPO and others, "
-        "each with the "
-        "same settings.",
+        "What is learned, and how, is said by the algorithm's class: GRPO, PPO, RLOO, DAPO, SFT, DPO and others, each "
+        "with the same settings.",
     ),
     (
         r"(lora|q?lora|peft|adapter|dora|relora|loftq|oft|ia3)_?.*|use_(rs|d|r)lora|use_[rd]ora|modules_to_save|"
         r".*target_(modules|linear|layers)|bias|(un)?fr(ee|o)zen?.*|finetune_.*|train_(mlp|attn|unembed|embed).*|"
-        r"full_finetuning|"
-        r"num_layers_unfrozen|init_lora_weights",
+        r"full_finetuning|num_layers_unfrozen|init_lora_weights",
         "An adapter is lora_rank=16, of all linear layers with alpha 32; without it all weights are trained. "
-        "model='runs/NAME' "
-        "goes on with one that is trained.",
+        "model='runs/NAME' goes on with one that is trained.",
     ),
     (
         r"(bf16|fp16|fp32|tf32|amp|pure_bf16|float16|float32|mixed_precision|autocast|half_precision)_?.*|.*_dtype",
@@ -215,10 +201,8 @@ KINDS = (
     ),
     (
         r"(torch_?)?(compile|dynamo).*|.*(flash|xformers|liger|unsloth|remove_padding|use_fused|cuda_graph|packing|"
-        r"kernel).*|"
-        r"att(entio)?n(_.*)?|jit_.*|use_dynamic_bsz|.*pad(ding)?(_.*)?|group_by_length|(cudnn_)?bench(mark)?|"
-        r"inference_mode|"
-        r"impl|ac|.*logprobs?_.*|torchtune_.*|.*chunk.*",
+        r"kernel).*|att(entio)?n(_.*)?|jit_.*|use_dynamic_bsz|.*pad(ding)?(_.*)?|group_by_length|"
+        r"(cudnn_)?bench(mark)?|inference_mode|impl|ac|.*logprobs?_.*|torchtune_.*|.*chunk.*",
         _NOT_CHOSEN,
     ),
     (
@@ -228,22 +212,18 @@ KINDS = (
     ),
     (
         r"(ddp|fsdp2?|hsdp|dp|tp|pp|cp|sp|ep|dist|distributed|megatron|deepspeed|ds3?|zero|tpu|xla|nccl|gloo|ray|"
-        r"ulysses|"
-        r"accelerate|ulysses_sequence|expert|pipeline|context)_.*|.*_parallel(_size|ism)?|.*_offload|sync_batchnorm|"
-        r"local_rank|.*(gpu|tpu|nodes|gpus_|replicate).*|.*distributed.*|.*_devices|amp_backend|balance_.*|torchrun|"
-        r"plugins",
+        r"ulysses|accelerate|ulysses_sequence|expert|pipeline|context)_.*|.*_parallel(_size|ism)?|.*_offload|"
+        r"sync_batchnorm|local_rank|.*(gpu|tpu|nodes|gpus_|replicate).*|.*distributed.*|.*_devices|amp_backend|"
+        r"balance_.*|torchrun|plugins",
         "Where it computes is said by device, ranks, tensor_parallel and offload=True; several machines by "
-        "backend='ray' "
-        "(docs/ray.md).",
+        "backend='ray' (docs/ray.md).",
     ),
     (r"(hf_|hub_|use_auth_)?token|.*hf_token", "Hugging Face's key comes from the environment, HF_TOKEN."),
     (
         r"(model|tokenizer|processor)_.*|trust_remote_code|revision|device_map|.*rope.*|special_tokens|.*tokenizer.*|"
-        r"cache_.*|"
-        r".*_model_name|low_cpu_mem_usage|resize_.*|use_fast|local_files_only|max_position.*|tokenized_path",
+        r"cache_.*|.*_model_name|low_cpu_mem_usage|resize_.*|use_fast|local_files_only|max_position.*|tokenized_path",
         "A model is loaded as its own files say: model='FOLDER', or a Hugging Face id. To change them, edit "
-        "config.json in a "
-        "copy of the folder.",
+        "config.json in a copy of the folder.",
     ),
     (
         r".*chat_template.*|template|.*_template|.*thinking.*|mask_(history|inputs|prompt)|train_on_.*|.*_only_loss",
@@ -256,43 +236,37 @@ KINDS = (
     ),
     (
         r"multi_turn.*|.*max_turns?.*|max_(iterations|iters|tool_calls|agent_steps)|tool_.*|tools?_config|"
-        r"interaction.*|agent_.*|"
-        r"gather_trajectory.*",
+        r"interaction.*|agent_.*|gather_trajectory.*",
         _BY_THE_LOOP,
     ),
     (
-        r"(eval|evals|evaluation|evaluator|val|validation|test|do_eval|do_predict|do_test|predict)s?_.*|eval|"
-        r"limit_.*|per_device_eval.*|"
-        r".*_eval(s|uat.*)?|.*eval_.*|compute_metrics|preprocess_logits.*|include_.*|metric_for_.*|greater_is_better|"
-        r"load_best.*|monitor",
+        r"(eval|evals|evaluation|evaluator|val|validation|test|do_eval|do_predict|do_test|predict)s?_.*|eval|limit_.*|"
+        r"per_device_eval.*|.*_eval(s|uat.*)?|.*eval_.*|compute_metrics|preprocess_logits.*|include_.*|metric_for_.*|"
+        r"greater_is_better|load_best.*|monitor",
         _OF_VALIDATION,
     ),
     (
-        r"(save|saves|ckpt|checkpoint|checkpointing|resume|load_checkpoint|load|auto_resume|rolling|restore)s?_.*|ckpt|"
-        r".*checkpoint(ing|s)?(_.*)?|overwrite_.*|ignore_data_skip|push_to_hub.*|hub_.*|interval|keep|initial_step",
+        r"(save|saves|ckpt|checkpoint|checkpointing|resume|load_checkpoint|load|auto_resume|rolling|restore)s?_.*|"
+        r"ckpt|.*checkpoint(ing|s)?(_.*)?|overwrite_.*|ignore_data_skip|push_to_hub.*|hub_.*|interval|keep|"
+        r"initial_step",
         _OF_CHECKPOINTS,
     ),
     (
         r"(log|logs|logging|wandb|mlflow|comet|swanlab|tensorboard|trackio|neptune|plot|report|print|pbar|tracking|"
-        r"tb)_.*|"
-        r".*_to_(log|print)|log_completions|.*progress.*|.*_summary|.*_watch",
+        r"tb)_.*|.*_to_(log|print)|log_completions|.*progress.*|.*_summary|.*_watch",
         _OF_METRICS,
     ),
     (
-        r"(data|dataset|datasets|train|training|prompt|input|label|output|text|answer|response|image|column|message)s?_"
-        r"(.*_)?(files?|data|set|sets|key|keys|column|columns|field|path|paths|dir|name|names|size|split|num_proc|"
-        r"builder|info)|"
-        r"datasets?(_.*)?|dataloader_.*|.*num_(proc|workers)|max_(train_|eval_)?samples|shuffle.*|.*columns|"
-        r"overwrite_cache|mix.*|"
-        r"interleave.*|streaming|.*_split|.*num_workers|buffer(_.*)?",
+        r"(data|dataset|datasets|train|training|prompt|input|label|output|text|answer|response|image|column|"
+        r"message)s?_(.*_)?(files?|data|set|sets|key|keys|column|columns|field|path|paths|dir|name|names|size|split|"
+        r"num_proc|builder|info)|datasets?(_.*)?|dataloader_.*|.*num_(proc|workers)|max_(train_|eval_)?samples|"
+        r"shuffle.*|.*columns|overwrite_cache|mix.*|interleave.*|streaming|.*_split|.*num_workers|buffer(_.*)?",
         _OF_TASKS,
     ),
     (
         r"(adam|adamw|optim|optimizer|muon|adafactor|lion|sgd|betas?\d?|galore|apollo|badam|lr|learning_rate|decay|"
-        r"cosine|wsd|"
-        r"scheduler|momentum|nesterov|auto_lr)s?(_.*)?|.*label_smoothing.*|neftune.*|l2|.*_lr|.*(_|^)decay(_.*)?|"
-        r".*learning_rate.*|"
-        r"max_norm|.*weight_decay.*",
+        r"cosine|wsd|scheduler|momentum|nesterov|auto_lr)s?(_.*)?|.*label_smoothing.*|neftune.*|l2|.*_lr|.*(_|"
+        r"^)decay(_.*)?|.*learning_rate.*|max_norm|.*weight_decay.*",
         "The optimiser is AdamW: learning_rate, schedule, warmup_steps, weight_decay, adam_beta1, adam_beta2, "
         "max_grad_norm.",
     ),
@@ -350,8 +324,7 @@ OF_TRAINING = Hints(
         **dict.fromkeys(
             ("lora_alpha", "lora_dropout", "target_modules", "lora_target_modules", "lora_target"),
             "An adapter has alpha 32, no dropout and all linear layers. lora_rank is its size; to learn more or less "
-            "in a "
-            "step, change learning_rate.",
+            "in a step, change learning_rate.",
         ),
         "gradient_accumulation_steps": _OF_BATCHES,
         **dict.fromkeys(

@@ -100,7 +100,7 @@ RESTARTS = 3
 """How often in a row what samples and learns is started again where nothing was saved in between."""
 NOT_AWAITED = (
     "fit_async() was called without await, so nothing was trained. In async code: await trainer.fit_async(…). "
-    "Hints: trainer.fit(…)."
+    "Elsewhere: trainer.fit(…)."
 )
 Tasks = Dataset[Any] | str | Path
 """Tasks, or the name of a file that holds them."""
