@@ -63,7 +63,7 @@ def test_a_run_that_nobody_awaits() -> None:
     with pytest.warns(RuntimeWarning, match=r"nothing was trained. In async code: await trainer.fit_async\(…\)"):
         agl.Trainer().fit_async(agent, [1])  # pyright: ignore[reportUnusedCoroutine]
     begun = agl.Trainer().fit_async(agent, [1])
-    with pytest.raises(AttributeError, match=r"without await.* Hints: trainer.fit\(…\)"):
+    with pytest.raises(AttributeError, match=r"without await.* Elsewhere: trainer.fit\(…\)"):
         _ = begun.metrics  # pyright: ignore[reportAttributeAccessIssue]
     begun.close()
 
