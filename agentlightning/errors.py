@@ -274,6 +274,8 @@ def of_the_machine(error: BaseException) -> str | None:
     """The words for a full disk, too many open files, or a path that cannot be used; None for another error."""
     if not isinstance(error, OSError):
         return None
+    if error.errno is None and (of_one := re.search(r"'([^']*)', [\"']\[Errno (\d+)\]", str(error))):  # shutil.Error
+        error = OSError(int(of_one[2]), os.strerror(int(of_one[2])), of_one[1])
     what, why = f"'{error.filename}'" if error.filename else "A file", error.strerror
     if error.errno in _FULL:
         return f"{what} could not be written: {why}. {_MAKE_SPACE}"

@@ -111,7 +111,16 @@ OTHER_LIBRARIES_NAMES = {
     **dict.fromkeys(("overlong_buffer_len", "overlong_buffer"), "overlong_margin"),
     **dict.fromkeys(("resume_mode", "resume_step", "load_checkpoint_path", "auto_resume_from_checkpoints"), "resume"),
     **dict.fromkeys(("dynamic_filtering", "filter_groups", "remove_constant_reward_groups"), "dynamic_sampling"),
-    **dict.fromkeys(("use_dynamic_bsz", "ppo_max_token_len_per_gpu", "max_tokens_per_gpu"), "tokens_per_batch"),
+    **dict.fromkeys(
+        (
+            "use_dynamic_bsz",
+            "ppo_micro_batch_size_per_gpu",
+            "ppo_micro_batch_size",
+            "ppo_max_token_len_per_gpu",
+            "max_tokens_per_gpu",
+        ),
+        "tokens_per_batch",
+    ),
     **dict.fromkeys(("max_turns", "max_steps_per_episode", "max_model_calls"), "max_calls"),
     "ppo_target": "kl_target",
     "lora_r": "lora_rank",

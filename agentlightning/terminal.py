@@ -75,11 +75,13 @@ def _in_words(error: BaseException) -> str | None:
 def open_standard_streams() -> None:
     """Give a process that was started without one of its standard streams (`<&-`, some daemons) an empty one: else the
     next file that is opened takes its number, and is written to by whatever prints, or closed by an event loop."""
-    for number in range(3):
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - it stays open
 
 
 _ROWS = (

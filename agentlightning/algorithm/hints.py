@@ -122,7 +122,7 @@ KINDS = (
     ),
     (r"datamodule|(train|val|test|predict|eval)?_?data_?loaders?.*|data_collator|collate_fn", _OF_TASKS),
     (
-        r".*(load_in_|quant|4bit|8bit|nf4|fp8|float8).*",
+        r".*(load_in_|quant|(^|_)qat_|4bit|8bit|nf4|fp8|float8).*",
         "Models are not quantised here: what takes least memory is lora_rank=16 with dtype='bfloat16'.",
     ),
     (
@@ -190,8 +190,10 @@ KINDS = (
     ),
     (
         r"(lora|q?lora|peft|adapter|dora|relora|loftq|oft|ia3)_?.*|use_(rs|d|r)lora|use_[rd]ora|modules_to_save|"
-        r".*target_(modules|linear|layers)|bias|(un)?fr(ee|o)zen?.*|finetune_.*|train_(mlp|attn|unembed|embed).*|"
-        r"full_finetuning|num_layers_unfrozen|init_lora_weights",
+        r".*target_(modules|linear|layers|param.*)|layers_.*|pissa.*|bias|(un)?fr(ee|o)zen?.*|finetune_.*|train_(mlp|"
+        r"attn|unembed|embed).*|"
+        r"full_finetuning|"
+        r"num_layers_unfrozen|init_lora_weights",
         "An adapter is lora_rank=16, of all linear layers with alpha 32; without it all weights are trained. "
         "model='runs/NAME' goes on with one that is trained.",
     ),
@@ -200,9 +202,12 @@ KINDS = (
         "Numbers are said by dtype='bfloat16' or 'float32'.",
     ),
     (
-        r"(torch_?)?(compile|dynamo).*|.*(flash|xformers|liger|unsloth|remove_padding|use_fused|cuda_graph|packing|"
-        r"kernel).*|att(entio)?n(_.*)?|jit_.*|use_dynamic_bsz|.*pad(ding)?(_.*)?|group_by_length|"
-        r"(cudnn_)?bench(mark)?|inference_mode|impl|ac|.*logprobs?_.*|torchtune_.*|.*chunk.*",
+        r"(torch_?)?(compile|dynamo).*|deepcompile|use_cache|.*(attn|overlap|log_?probs?).*|.*(flash|xformers|liger|"
+        r"unsloth|remove_padding|use_fused|cuda_graph|packing|"
+        r"kernel).*|"
+        r"att(entio)?n(_.*)?|jit_.*|use_dynamic_bsz|.*pad(ding)?(_.*)?|group_by_length|(cudnn_)?bench(mark)?|"
+        r"inference_mode|"
+        r"impl|ac|.*logprobs?_.*|torchtune_.*|.*chunk.*",
         _NOT_CHOSEN,
     ),
     (
@@ -212,9 +217,11 @@ KINDS = (
     ),
     (
         r"(ddp|fsdp2?|hsdp|dp|tp|pp|cp|sp|ep|dist|distributed|megatron|deepspeed|ds3?|zero|tpu|xla|nccl|gloo|ray|"
-        r"ulysses|accelerate|ulysses_sequence|expert|pipeline|context)_.*|.*_parallel(_size|ism)?|.*_offload|"
-        r"sync_batchnorm|local_rank|.*(gpu|tpu|nodes|gpus_|replicate).*|.*distributed.*|.*_devices|amp_backend|"
-        r"balance_.*|torchrun|plugins",
+        r"ulysses|"
+        r"accelerate|ulysses_sequence|expert|pipeline|context)_.*|.*_parallel(_size|ism)?|.*_offload|sync_batchnorm|"
+        r"local_rank|.*(mps|xpu|cuda|accelerator|parallel|ring_).*|.*offload.*|.*(gpu|tpu|nodes|gpus_|replicate).*|"
+        r".*distributed.*|.*_devices|amp_backend|balance_.*|torchrun|"
+        r"plugins",
         "Where it computes is said by device, ranks, tensor_parallel and offload=True; several machines by "
         "backend='ray' (docs/ray.md).",
     ),
@@ -226,7 +233,8 @@ KINDS = (
         "config.json in a copy of the folder.",
     ),
     (
-        r".*chat_template.*|template|.*_template|.*thinking.*|mask_(history|inputs|prompt)|train_on_.*|.*_only_loss",
+        r".*chat_template.*|(eos|bos|pad)_token|template|.*_template|.*thinking.*|mask_(history|inputs|prompt)|"
+        r"train_on_.*|.*_only_loss",
         _OF_MESSAGES,
     ),
     (
@@ -235,8 +243,10 @@ KINDS = (
         "gym:Taxi-v4.",
     ),
     (
-        r"multi_turn.*|.*max_turns?.*|max_(iterations|iters|tool_calls|agent_steps)|tool_.*|tools?_config|"
-        r"interaction.*|agent_.*|gather_trajectory.*",
+        r"multi_turn.*|.*(assistant_turns|tool_call|trajector).*|.*max_turns?.*|max_(iterations|iters|tool_calls|"
+        r"agent_steps)|tool_.*|tools?_config|"
+        r"interaction.*|agent_.*|"
+        r"gather_trajectory.*",
         _BY_THE_LOOP,
     ),
     (
@@ -246,14 +256,16 @@ KINDS = (
         _OF_VALIDATION,
     ),
     (
-        r"(save|saves|ckpt|checkpoint|checkpointing|resume|load_checkpoint|load|auto_resume|rolling|restore)s?_.*|"
-        r"ckpt|.*checkpoint(ing|s)?(_.*)?|overwrite_.*|ignore_data_skip|push_to_hub.*|hub_.*|interval|keep|"
-        r"initial_step",
+        r"(save|saves|ckpt|checkpoint|checkpointing|resume|load_checkpoint|load|auto_resume|rolling|restore)s?_.*|ckpt|"
+        r".*checkpoint(ing|s)?(_.*)?|.*(ckpt|bucket|weights_save).*|overwrite_.*|ignore_data_skip|push_to_hub.*|"
+        r"hub_.*|interval|keep|initial_step",
         _OF_CHECKPOINTS,
     ),
     (
         r"(log|logs|logging|wandb|mlflow|comet|swanlab|tensorboard|trackio|neptune|plot|report|print|pbar|tracking|"
-        r"tb)_.*|.*_to_(log|print)|log_completions|.*progress.*|.*_summary|.*_watch",
+        r"tb)_.*|"
+        r".*_to_(log|print)|.*(_log|autolog|tensorboard|swanlab|chart|_export)(_.*)?|log_completions|.*progress.*|"
+        r".*_summary|.*_watch",
         _OF_METRICS,
     ),
     (
@@ -271,8 +283,12 @@ KINDS = (
         "max_grad_norm.",
     ),
     (
-        r"loss_.*|.*_loss",
+        r"loss_.*|.*_loss_type|.*_loss",
         "A loss is a name, such as loss='ppo_clip', or your own function; clip_low, clip_high and kl_coef set it.",
+    ),
+    (
+        r".*(advantage|std_norm|objective|weighting).*",
+        "How rewards are compared is said by advantage and credit, how parts of a reward count by reward_weights.",
     ),
     (r".*dropout.*", "Nothing is dropped out in training: leave it out."),
     (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -74,6 +75,21 @@ def test_a_stream_that_is_closed_leaves_its_number_to_no_file(tmp_path: Path, cl
     )
     subprocess.run(["sh", "-c", f'exec "{sys.executable}" train.py {closed}'], cwd=tmp_path, check=True)
     assert int((tmp_path / "number").read_text()) > 2
+
+
+@pytest.mark.parametrize(("closed", "name"), [("<&-", "stdin"), (">&-", "stdout"), ("2>&-", "stderr")])
+def test_a_stream_that_is_closed_can_be_used(tmp_path: Path, closed: str, name: str) -> None:
+    use = "sys.stdin.read()" if name == "stdin" else f"sys.{name}.write('x')"
+    (tmp_path / "train.py").write_text(f"import sys\nimport agentlightning as agl\n{use}\nopen('ended', 'w').close()\n")
+    subprocess.run(["sh", "-c", f'exec "{sys.executable}" train.py {closed}'], cwd=tmp_path, check=True)
+    assert (tmp_path / "ended").exists()
+
+
+def test_a_tree_that_does_not_fit_on_the_disk_is_a_full_disk() -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a", None, "b")
+    words = of_the_machine(shutil.Error([("model/a", "copy/a", str(full)), ("model/b", "copy/b", str(full))]))
+    assert words is not None
+    assert words.startswith("'copy/a' could not be written: No space left on device. Make room on the disk")
 
 
 @pytest.mark.parametrize("name", ["rich", "pydantic"])
