@@ -23,7 +23,7 @@ from agentlightning.errors import AgentError, AgentLightningError, message_of, o
 from agentlightning.frames import is_own
 from agentlightning.keys import redacted
 from agentlightning.runner.frameworks import CLIENT, causes, framework_of, in_its_words
-from agentlightning.runner.lines import hint_of_line, hint_of_task, output_of_command
+from agentlightning.runner.lines import OTHER_PROVIDER, hint_of_line, hint_of_task, output_of_command
 from agentlightning.runner.versions import other_version
 from agentlightning.store.operations.codec import readable
 from agentlightning.types import Outcome
@@ -130,6 +130,8 @@ def _with_hint(ending: Ending, *, was_called: bool, forwarded: bool) -> Ending:
     hint = (hint_with_calls if was_called else hint_without_calls)(ending.exception)
     if hint is None and forwarded and not isinstance(ending.exception, AgentLightningError | None):
         hint = _hint_of_answers(ending.exception)
+    if hint == OWN_ADDRESS and forwarded:
+        hint = OTHER_PROVIDER
     if not hint or not ending.error:
         return ending
     error, own_key = ending.error, in_its_words(OWN_KEY, ending.exception)
@@ -275,12 +277,10 @@ SAY_JSON = (
 _ONE_V1_ONLY = "llm.endpoint is the base URL, ending in /v1: the client itself adds /chat/completions."
 
 _OWN_LOOP = "A plain `def` agent has a thread without a loop: take asyncio.run(…), or make the agent async and await."
-_CALLS_ITSELF = "A function calls itself without an end. Inside the agent its name is the agent: look for a call of it."
 _NO_DICT = (
     "Its parts are attributes, as in answer.choices[0].message.content or call.function.arguments; answer.model_dump() "
     "is a dict."
 )
-_A_DICT = 'A dict\'s fields stand in brackets: task["question"]. Tasks are what the data set says, as JSON.'
 _BASE_URL = f"The address goes by another name there: {CLIENT}."
 _NO_FUNCTION = (
     "The model is sent a description of a tool, and no Python function: tools=[{'type': 'function', 'function': "
@@ -312,9 +312,7 @@ _PYTHONS_WORDS = {
     r"'\w+Error' (object (has|is) no|and ')|(and|type|of:?|not) '\w+Error'": "It is the error of a call: raise it.",
     r"'NoneType' .* '(total|prompt|completion)_tokens'": "A stream counts tokens in its last chunk, and only with "
     "stream_options={'include_usage': True}.",
-    r"'dict' object has no attribute": _A_DICT,
     r"There is no current event loop in thread": _OWN_LOOP,
-    r"^maximum recursion depth exceeded": _CALLS_ITSELF,
     r"unexpected keyword argument '(endpoint|api_base|url|host|openai_api_base)'": _BASE_URL,
     r"create\(\) got an unexpected keyword argument 'base_url'": _BASE_URL,
     r"Object of type (function|builtin_function_or_method|method|type) is not JSON serializable": _NO_FUNCTION,

@@ -25,6 +25,10 @@ _ASYNC_FOR = "An async client's stream is read with  async for chunk in stream: 
 _PLAIN_FOR = "What is there is not asynchronous: read it with a plain  for chunk in stream: …"
 _IS_WHOLE = "Without stream=True the answer is whole: answer.choices[0].message.content. With it, it comes in chunks."
 _OF_TOOLS = "message.tool_calls is None where the model called no tool: for call in message.tool_calls or []: …"
+OTHER_PROVIDER = (
+    "A provider's model had answered already, and at this address nothing does: look at it, if it is a tool's or a "
+    "judge's. The model's own is base_url=llm.endpoint."
+)
 _NO_MATCH = (
     "re.search and its like give None where the text has no match: if match is None, return a low reward, such as 0.0, "
     "so that the model learns from it."
@@ -121,6 +125,32 @@ _MEANT: tuple[tuple[str, str, str], ...] = (
     (r"missing \d+ required positional argument.*'(llm|prompt_template|rollout|resources)'", r"\*\w+", _HIDDEN),
     (r"^'(?!OPENAI|ANTHROPIC|GEMINI|GOOGLE|AZURE)\w+'$", r"\benviron\[", _NO_VARIABLE),
     (r"'GivenResources' object has no attribute", "", "Resources are asked for by name: resources['llm']."),
+    (
+        r"'(Attempted)?Rollout' object has no attribute '(task|data|sample|example)'",
+        "",
+        "The task is rollout.input; it is the agent's first argument, too.",
+    ),
+    (
+        r"^cannot access local variable",
+        "",
+        "A name that a function sets is its own: set it on every way through, or write `global NAME` first.",
+    ),
+    (
+        r"between instances of '(str' and '(int|float)|(int|float)' and 'str)'|"
+        r"operand type\(s\) for [^:]+: '(str' and '(int|float)|(int|float)' and 'str)'",
+        "",
+        "One of the two is a text: float(…) of it is a number. Where the model wrote none, return a low reward.",
+    ),
+    (
+        r"'dict' object has no attribute",
+        "",
+        'A dict\'s fields stand in brackets: task["question"]. Tasks are what the data set says, as JSON.',
+    ),
+    (
+        r"^maximum recursion depth exceeded",
+        "",
+        "A function calls itself without an end. Inside the agent its name is the agent: look for a call of it.",
+    ),
     (r"^unhashable type: 'dict'", "", _NO_KEY),
     (r"^POST data should be bytes", "", "urllib sends bytes: data=json.dumps(…).encode()."),
     (r"length limit was reached", "", "max_tokens of the request cut the answer off: raise it."),

@@ -48,6 +48,13 @@ def agent(body: str, imports: str = "import re") -> str:
             ),
             "resources['llm']",
         ),
+        (agent("global count\ncount = 0\ndef add():\n    count += 1\nadd()"), "`global NAME`"),
+        (agent("return '4' > 3"), "float(…) of it is a number"),
+        (agent("return 4.0 - '3'"), "float(…) of it is a number"),
+        (
+            agent("return Rollout(rollout_id='r', input=1, start_time=0.0).task", "from agentlightning import Rollout"),
+            "The task is rollout.input",
+        ),
         (agent("cache = {}\nreturn cache[task]"), "A dict is no key"),
         (agent("return 1.0", "import functools\n@functools.lru_cache"), "functools.cache on the agent"),
         (
@@ -133,6 +140,21 @@ def test_a_reward_that_is_none_is_not_what_the_model_wrote(tmp_path: Path, answe
     error = raised_by(tmp_path, agent("agl.emit_reward('0.5')", "import agentlightning as agl"))
     ending = Ending(Outcome.AGENT_ERROR, describe(error, TASK), exception=error)
     assert NOT_AS_EXPECTED not in (with_gateway(ending, answered).error or "")
+
+
+@pytest.mark.parametrize(
+    ("summary", "words"),
+    [
+        (AttemptSummary(), "Its client talks to another address than the model's"),
+        (AttemptSummary(forwarded=1), "A provider's model had answered already"),
+        (AttemptSummary(calls=1), "The model in training had answered already"),
+    ],
+    ids=["none", "provider", "trained"],
+)
+def test_an_address_where_nothing_answers(tmp_path: Path, summary: AttemptSummary, words: str) -> None:
+    error = raised_by(tmp_path, agent("httpx.get('http://127.0.0.1:9/search', trust_env=False)", "import httpx"))
+    ending = Ending(Outcome.AGENT_ERROR, describe(error, TASK), exception=error)
+    assert words in (with_gateway(ending, summary).error or "")
 
 
 def test_a_query_that_fails_before_any_answer_is_not_the_models(tmp_path: Path) -> None:
