@@ -173,6 +173,6 @@ def _rule(run: Run) -> CreditRule | str:
             uses={**OUTCOME_USE, **{Outcome(name): use for name, use in settings.get("outcome_use", {}).items()}},
         )
         _ = rule.estimator
-    except (AgentLightningError, ValueError, TypeError):
+    except (AgentLightningError, ValueError, TypeError, OverflowError, AttributeError):  # of settings that are no such
         return "The run's own way of credit is not known here."
     return rule

@@ -56,6 +56,13 @@ def test_a_text_in_the_place_of_a_time_is_named(run: Path, table: str, column: s
         agl("why", run)
 
 
+@pytest.mark.parametrize("value", ["5", '"x"', "[1]", "[[1]]", "[[1, 2, 3]]", '[["a", 1]]', "[" * 3_000, "x"])
+def test_versions_of_weights_that_are_none_are_named(run: Path, value: str) -> None:
+    written(run, "UPDATE segments SET versions = ?", value)
+    with pytest.raises(StoreError, match="damaged in the store: its versions are no pairs of numbers"):
+        agl("why", run)
+
+
 @pytest.mark.parametrize("value", ['"x"', "[1]", "9" * 400, "true", "null"])
 def test_a_metric_that_is_no_number_is_named(run: Path, value: str) -> None:
     written(run, "UPDATE run_events SET data = json_set(data, '$.loss', json(?)) WHERE kind = 'step'", value)

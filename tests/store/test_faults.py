@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agentlightning.errors import AgentError, ConflictError, NotFoundError, StoreError
+from agentlightning.errors import AgentError, ConflictError, NotFoundError, StoreError, StoreUnavailableError
 from agentlightning.store import LightningStore, SqliteLightningStore
+from agentlightning.store.database.jobs import Complaints
 from agentlightning.store.database.schema import rollouts
 from agentlightning.store.database.transaction import Transaction
 from agentlightning.store.operations.spans import MAX_SEQUENCE
@@ -215,6 +216,45 @@ async def test_a_step_of_the_clock_ends_no_attempt(
     assert attempt is not None
     assert attempt.status is AttemptStatus.TIMEOUT
     await store.close()
+
+
+@pytest.mark.contract
+async def test_what_could_not_be_kept_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A disk that is full takes nothing of what the watchdog does: it tries again twice a second, perhaps for hours."""
+    store = SqliteLightningStore(tmp_path / "store.db", watchdog_seconds=3600.0)
+    clocks = Clocks()
+    watchdog = Watchdog(lambda: clocks.steady)
+    claim = await store.start_rollout(1, config=RolloutConfig(timeout_seconds=5.0), worker_id="w")
+    await clocks.tick(store, watchdog)
+
+    def on_a_full_disk(tx: Transaction) -> None:
+        tx.now += clocks.offset
+        watchdog(tx)
+        raise StoreUnavailableError("The disk is full.")
+
+    for _ in range(5):
+        clocks.steady, clocks.offset = clocks.steady + 10.0, clocks.offset + 10.0
+        with pytest.raises(StoreUnavailableError):
+            await store._db.write(on_a_full_disk)
+    assert caplog.text.count("is given up as timeout") == 1
+    attempt = await store.get_latest_attempt(claim.rollout_id)
+    assert attempt is not None
+    assert attempt.status is AttemptStatus.PREPARING
+    await clocks.tick(store, watchdog)
+    attempt = await store.get_latest_attempt(claim.rollout_id)
+    assert attempt is not None
+    assert attempt.status is AttemptStatus.TIMEOUT
+    await store.close()
+
+
+def test_an_outage_is_complained_of_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    complaints = Complaints()
+    for _ in range(3):
+        complaints.about(StoreUnavailableError("The disk is full."))
+    assert caplog.text.count("The disk is full.") == 1
+    assert not caplog.records[0].exc_info
+    complaints.about(ValueError("ours"))
+    assert caplog.records[1].exc_info
 
 
 async def test_two_servers_that_notice_a_clock_set_back_move_a_deadline_once(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable
 from enum import IntEnum
 from typing import Any, Protocol, TypeVar
 
-from agentlightning.errors import StoreClosedError
+from agentlightning.errors import StoreClosedError, StoreUnavailableError
 from agentlightning.store.database.transaction import Transaction, TransactionOperation
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,8 @@ _NEVER = float("inf")
 
 
 class Complaints:
-    """What the watchdog says about its failures: each new one with its traceback, the same again once a minute."""
+    """What the watchdog says about its failures: each new one, a fault of ours with its traceback, the same
+    again once a minute."""
 
     def __init__(self) -> None:
         self._last: str | None = None
@@ -36,7 +37,8 @@ class Complaints:
 
     def about(self, error: BaseException) -> None:
         if str(error) != self._last:
-            logger.error("The store's watchdog failed; it keeps trying.", exc_info=error)
+            fault = None if isinstance(error, StoreUnavailableError) else error  # of a full disk its name is enough
+            logger.error("The store's watchdog failed; it keeps trying. %s", error, exc_info=fault)
         elif time.monotonic() - self._reported > REPEAT_SECONDS:
             logger.error("The store's watchdog still fails: %s", error)
         else:

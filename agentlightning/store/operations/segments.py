@@ -148,4 +148,7 @@ def _floats(row: SegmentRow, data: bytes | None) -> bytes:
 def _runs(row: SegmentRow) -> tuple[VersionRun, ...]:
     if row.versions is None:
         return ()
-    return tuple(VersionRun(start, version) for start, version in msgspec.json.decode(row.versions))
+    try:
+        return tuple(VersionRun(*run) for run in msgspec.json.decode(row.versions, type=list[tuple[int, int]]))
+    except (msgspec.DecodeError, TypeError, RecursionError) as error:
+        raise _damaged(row, f"its versions are no pairs of numbers ({error})") from None
