@@ -231,7 +231,13 @@ def test_a_program_that_raised_says_what_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "mistake", [json.loads, re.compile("4").search, lambda text: "4" in text, lambda text: text.strip()]
+    "mistake",
+    [
+        json.loads,
+        re.compile("4").search,
+        lambda text: "4" in text,  # in a line of its own: the line is read, too
+        lambda text: text.strip(),
+    ],
 )
 def test_an_answer_without_text_that_is_read_as_text(mistake: Any) -> None:
     with pytest.raises((TypeError, AttributeError)) as caught:
