@@ -76,6 +76,11 @@ def test_a_line_is_told_what_mends_it(tmp_path: Path, lines: str, hint: str, mon
     assert hint in describe(raised_by(tmp_path, lines), TASK)
 
 
+def test_a_none_that_is_searched_is_no_match_that_failed(tmp_path: Path) -> None:
+    said = describe(raised_by(tmp_path, agent("return re.search('x', None).group(1)")), TASK)
+    assert "where the text has no match" not in said
+
+
 @pytest.mark.parametrize(
     ("body", "is_the_tasks"),
     [
