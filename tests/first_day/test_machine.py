@@ -99,3 +99,19 @@ def test_a_file_that_hides_a_package_of_several_files(tmp_path: Path, name: str)
     (tmp_path / "train.py").write_text("import agentlightning as agl\nagl.GRPO(model='calc')\nagl.Trainer()\n")
     done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert f"{name}.py is a file of yours, and hides the package '{name}': give the file another name" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_a_model_for_which_there_is_no_memory(tmp_path: Path) -> None:
+    """How much a process needs before it loads the model depends on the build of torch, so several limits are tried."""
+    trains = "agl.Trainer(algorithm=agl.Baseline(model='calc')).fit(lambda task: 1.0, [1])"
+    (tmp_path / "train.py").write_text(f"import agentlightning as agl\nif __name__ == '__main__':\n    {trains}\n")
+    said = ""
+    for limit in range(700_000, 1_500_000, 100_000):
+        command = f"ulimit -v {limit}; exec {sys.executable} train.py"
+        said += subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False).stderr
+        if "There is not enough memory for" in said:
+            break
+    assert "agl plan --model" in said
+    assert "raise the limit (ulimit -v" in said

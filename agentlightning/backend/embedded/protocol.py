@@ -351,6 +351,21 @@ class Frames:
         return bodies
 
 
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "MPS backend out of memory",
+    "Cannot allocate memory",
+    "failed to map segment",
+)
+"""What torch says in plain RuntimeErrors, on the CPU and on Apple's GPU; and what the system says of libraries."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether there was not enough memory, on the machine or a GPU."""
+    of_a_gpu = type(error).__name__ == "OutOfMemoryError"  # torch's, which may not be imported yet
+    return isinstance(error, MemoryError) or of_a_gpu or any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
 def error_name(error: AgentLightningError) -> str:
     """The name under which an error travels."""
     return type(error).__name__

@@ -6,9 +6,15 @@ import socket
 from collections.abc import Sequence
 
 from agentlightning.backend.embedded.inbox import Inbox
-from agentlightning.backend.embedded.protocol import CallFailed, ProcessSettings, error_name, frame
+from agentlightning.backend.embedded.protocol import CallFailed, ProcessSettings, error_name, frame, is_out_of_memory
 from agentlightning.errors import AgentLightningError, missing_extra
 from agentlightning.models import resolve_model
+
+_NO_MEMORY = (
+    "There is not enough memory for '{model}' and its cache ({error}).\n"
+    "agl plan --model '{model}' says what it needs. End other programs, raise the limit (ulimit -v, a container's), or "
+    "take a smaller model."
+)
 
 
 def serve(sock: socket.socket, *, in_a_process: bool, terminal: Sequence[int] = ()) -> int:
@@ -29,6 +35,15 @@ def serve(sock: socket.socket, *, in_a_process: bool, terminal: Sequence[int] = 
         server = ModelServer(settings, inbox, sock)
     except AgentLightningError as error:
         sock.sendall(frame(CallFailed(0, error_name(error), str(error))))
+        return 1
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        sock.sendall(
+            frame(
+                CallFailed(0, "EngineError", _NO_MEMORY.format(model=settings.model, error=str(error) or "MemoryError"))
+            )
+        )
         return 1
     server.run()
     return 0

@@ -66,6 +66,7 @@ from agentlightning.backend.embedded.protocol import (
     Verb,
     error_name,
     frame,
+    is_out_of_memory,
 )
 from agentlightning.backend.embedded.ranks import Leader
 from agentlightning.engine.base import EngineInfo
@@ -84,8 +85,6 @@ logger = logging.getLogger(__name__)
 
 _DRAINED_FIRST = (OptimStep, LoadState, Reseed, TakeUp)
 """Calls that running requests must not see the effect of."""
-_OUT_OF_MEMORY = ("can't allocate memory", "MPS backend out of memory")
-"""What torch says in plain RuntimeErrors, on the CPU and on Apple's GPU."""
 PUBLISH_SECONDS = 60.0
 """How long requests wait, with nothing else going on, for weights that were updated and not published."""
 
@@ -404,7 +403,7 @@ def _what_to_do(verb: Verb, error: Exception) -> str:
         there = next(p for p in Path(verb.path).absolute().parents if p.exists())
         free = shutil.disk_usage(there).free >> 20
         return f"\n{free} MiB are free in {there}. Free some space and resume from the last checkpoint: it is whole."
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY):
+    if is_out_of_memory(error):
         return "\nMemory is short: lower tokens_per_batch, or set gradient_checkpointing=True or a lora_rank."
     return ""
 
