@@ -212,11 +212,16 @@ _THEIRS = tuple(f"[Errno {number}]" for number in (errno.EACCES, errno.ENAMETOOL
 """Failures that whoever filled a folder can bring about. Others, as of a full disk, are no reason to copy less."""
 
 
+def _at_once(name: str, flags: int) -> int:
+    """Opens without waiting for who writes into a pipe that somebody put there."""
+    return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+
+
 @contextmanager
 def shared_lock(path: Path) -> Iterator[None]:
     """Hold an existing file: `is_held` sees it from any process, and the holder's death releases it. Where the file
     system has no locks nothing is held, and `is_held` takes every file for one that is."""
-    with open(path) as file:
+    with open(path, opener=_at_once) as file:
         if fcntl is not None:
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_SH)
@@ -227,7 +232,7 @@ def is_held(path: Path) -> bool:
     """Tell whether somebody holds a `shared_lock` on an existing file."""
     if fcntl is None:
         return False
-    with open(path) as file:
+    with open(path, opener=_at_once) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -116,8 +116,9 @@ class Sampled:
     position: int
     """How many tasks were taken since the start of the run, these included."""
     began: float
-    ended: float
     """Seconds since the epoch."""
+    seconds: float
+    """What it took, whatever became of the clock meanwhile."""
     carried: Sequence[int] = ()
     """Tasks that were taken and whose rollouts are not finished; they come with a later step."""
     dropped: Sequence[Episode] = ()

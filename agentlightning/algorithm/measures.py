@@ -163,27 +163,27 @@ class Progress:
         self._steps = settings.steps_of(tasks, done, position)
         self._done = done
         self._began = 0.0
-        self._learning = self._learned = 0.0
+        self._learning = self._steady = self._learning_seconds = 0.0
 
     def begin(self) -> None:
         """A step begins; the first one counts."""
-        self._began = self._began or time.time()
+        self._began = self._began or time.monotonic()
 
     def begin_learning(self) -> None:
-        self._learning = time.time()
+        self._learning, self._steady = time.time(), time.monotonic()
 
     def end_learning(self) -> None:
-        self._learned = time.time()
+        self._learning_seconds = time.monotonic() - self._steady
 
     def of_step(self, done: int, sampled: Sampled, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Seconds and times of the step, how many steps there will be, the seconds left at the pace so far, and what is
         odd about the step."""
         steps = self._steps
-        pace = (time.time() - self._began) / (done - self._done)
+        pace = (time.monotonic() - self._began) / (done - self._done)
         updates = [value for name, value in metrics.items() if name.split("/")[-1] == "updates"]
         return {
-            "sampling_seconds": sampled.ended - sampled.began,
-            "learning_seconds": self._learned - self._learning,
+            "sampling_seconds": sampled.seconds,
+            "learning_seconds": self._learning_seconds,
             "sampling_from": sampled.began,
             "learning_from": self._learning,
             "time": time.time(),

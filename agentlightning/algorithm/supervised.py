@@ -233,7 +233,7 @@ class RecordedSource:
         return self._rollouts.is_over(position)
 
     async def sample(self, step: int, position: int) -> Sampled | None:
-        began = time.time()
+        began, steady = time.time(), time.monotonic()
         recorded = await self._load()
         tasks: list[int] = []
         while len(tasks) < self._schedule.per_step and not self.is_over(position):
@@ -245,7 +245,7 @@ class RecordedSource:
             for number, index in enumerate(tasks)
             for episode in recorded[task_key(self._schedule.task(index))]
         ]
-        return Sampled(episodes, tasks, position, began, time.time()) if episodes else None
+        return Sampled(episodes, tasks, position, began, time.monotonic() - steady) if episodes else None
 
     async def close(self) -> None:
         await self._rollouts.close()

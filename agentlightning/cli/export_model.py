@@ -66,6 +66,9 @@ def _folder(to: Path | None) -> Iterator[Path]:
 
 
 def _write(weights: Path, to: Path, form: ExportOptions) -> None:
+    links = (file for file in weights.rglob("*") if file.is_symlink()) if _checkpoint_of(weights) is not None else ()
+    if (link := next(iter(links), None)) is not None:  # a run that was copied from elsewhere may have one to any file
+        raise ConfigError(f"{link} is a link, and a checkpoint has none. Look where it leads, and take it away.")
     if form.gguf:
         from agentlightning.learner.gguf_file import export_gguf
 

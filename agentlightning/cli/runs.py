@@ -160,6 +160,7 @@ def _seconds_per_step(learned: Sequence[Mapping[str, Any]]) -> float | None:
     for before, row in pairwise(row for row in learned if row.get("time") is not None):
         own = row["time"] - row["sampling_from"] if row.get("sampling_from") is not None else math.inf
         taken.append(min(row["time"] - before["time"], own))
+    taken = [seconds for seconds in taken if seconds >= 0]  # of others the clock was set back
     return statistics.mean(taken) if taken else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,8 @@ from agentlightning.algorithm.credit.ratios import correction_measures, mean_kl,
 from agentlightning.algorithm.credit.units import CreditRule
 from agentlightning.algorithm.episode import Earned, Sampled, make_episode
 from agentlightning.algorithm.features import PARTS
-from agentlightning.algorithm.measures import of_rollouts, of_validation
+from agentlightning.algorithm.measures import Progress, of_rollouts, of_validation
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.cli.commands.train import EvalOptions
 from agentlightning.cli.evaluate import estimates_of, rollouts_of
 from agentlightning.errors import ConfigError
@@ -217,3 +219,18 @@ def test_a_strangers_own_metrics_cannot_hold_up_a_page() -> None:
     assert known.find("x" * 60) is None, "a pattern of many gaps would match it"
     assert (found := known.find("a1")) is not None
     assert found.title == "Title of 1"
+
+
+@pytest.mark.parametrize("jump", [-86_400.0, 86_400.0])
+def test_what_a_step_took_is_no_matter_of_the_clock(jump: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock may be set, and a machine may sleep, in the middle of a step."""
+    progress = Progress(TrainingSettings(model="calc", steps=3), tasks=1, done=0, position=0)
+    progress.begin()
+    progress.begin_learning()
+    set_clock = time.time() + jump
+    monkeypatch.setattr(time, "time", lambda: set_clock)
+    progress.end_learning()
+    found = progress.of_step(1, Sampled((), (), 0, set_clock, 2.0), {})
+    assert found["sampling_seconds"] == 2.0
+    assert 0 <= found["learning_seconds"] < 60
+    assert 0 <= found["seconds_left"] < 60

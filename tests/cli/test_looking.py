@@ -124,6 +124,7 @@ def test_a_pause_before_a_run_went_on_is_no_step() -> None:
     rows += [{"step": n, "time": 5000 + 10.0 * n, "sampling_from": 5000 + 10.0 * n - 9} for n in (4, 5)]
     assert _seconds_per_step(rows) == pytest.approx((10 + 10 + 9 + 10) / 4, abs=1)
     assert _seconds_per_step(rows[:1]) is None
+    assert _seconds_per_step([rows[0], {**rows[1], "time": -5000.0}]) is None
 
 
 def test_why_shows_breaks(tmp_path: Path) -> None:

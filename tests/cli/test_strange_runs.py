@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_write, open_private
 from agentlightning.metrics.sink import JsonlSink, read_metrics
 from agentlightning.metrics.svg import curve_svg, points_of
+from agentlightning.models import resolve_model
 from agentlightning.trainer.log import logged
 from tests.typed import typed
 
@@ -84,6 +86,27 @@ def test_odd_values_of_metrics_are_named_or_left_out(tmp_path: Path) -> None:
     status, said = looked_at(tmp_path, "runs", ".", "--json")
     assert (status, len(json.loads(said))) == (0, len(ODD_VALUES) * len(names))
     looked_at(tmp_path, "compare", "reward-4", "reward-5")
+
+
+def test_a_pipe_in_the_place_of_a_checkpoint_holds_nobody_up(tmp_path: Path) -> None:
+    checkpoint = write_run(tmp_path / "run") / "checkpoints" / "step-000001"
+    checkpoint.mkdir(parents=True)
+    os.mkfifo(checkpoint / "checkpoint.json")
+    status, said = looked_at(tmp_path, "export", str(tmp_path / "run"), "--to", "model")
+    assert (status, "Error: " in said, (tmp_path / "model").exists()) == (1, True, False), said
+
+
+def test_a_link_in_a_checkpoint_is_not_published(tmp_path: Path) -> None:
+    """It may lead to any file of whoever exports somebody else's run."""
+    checkpoint = write_run(tmp_path / "run") / "checkpoints" / "step-000001"
+    shutil.copytree(resolve_model("calc"), checkpoint / "model")
+    (checkpoint / "checkpoint.json").write_text(json.dumps({"step": 1, "base_model": "calc", "seed": 0}))
+    (tmp_path / "secret").write_text("mine")
+    (checkpoint / "model" / "notes.txt").symlink_to(tmp_path / "secret")
+    status, said = looked_at(tmp_path, "export", str(tmp_path / "run"), "--to", "model")
+    assert (status, "notes.txt is a link" in said, (tmp_path / "model").exists()) == (1, True, False), said
+    (checkpoint / "model" / "notes.txt").unlink()
+    assert looked_at(tmp_path, "export", str(tmp_path / "run"), "--to", "model")[0] == 0
 
 
 def test_settings_that_are_none_differ_in_nothing(tmp_path: Path) -> None:

@@ -64,11 +64,11 @@ class ExampleSource:
             return None
         if self._rendering is None and (words := self._too_long()):
             self._settings.context.reporter.warn(words)
-        began = time.time()
+        began, steady = time.time(), time.monotonic()
         chosen = self._schedule.take(position, self._schedule.per_step)
         made = [self._made(i, f"{step}-{i}") for i in chosen]
         episodes = [episode for some in made for episode in some]
-        return Sampled(episodes, chosen, position + len(chosen), began, time.time())
+        return Sampled(episodes, chosen, position + len(chosen), began, time.monotonic() - steady)
 
     async def close(self) -> None:
         await self._rollouts.close()

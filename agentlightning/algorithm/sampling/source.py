@@ -112,7 +112,7 @@ class RolloutSource:
         if settings.deterministic and self._context.backend is not None:
             seed = np.random.SeedSequence([settings.seed, step]).generate_state(1)[0]
             await self._context.backend.reseed(int(seed))
-        began = time.time()
+        began, steady = time.time(), time.monotonic()
         tasks: list[int] = []
         kept: list[Episode] = []
         dropped: list[Episode] = []
@@ -139,7 +139,7 @@ class RolloutSource:
             for e in found:
                 (kept if e.rollout.metadata["group"] in teaching else dropped).append(e)
         carried = [*(group.task for group in self._carried), *self._again]
-        return Sampled(kept, tasks, position, began, time.time(), carried, dropped)
+        return Sampled(kept, tasks, position, began, time.monotonic() - steady, carried, dropped)
 
     async def close(self) -> None:
         await cancel(self._context, [i for group in self._carried for i in group.rollout_ids])

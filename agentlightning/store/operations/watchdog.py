@@ -95,7 +95,7 @@ class Watchdog:
         self._last: float | None = None
         self._last_steady = 0.0
         self._patient_until = 0.0
-        self._said: list[str] = []
+        self._reported: list[str] = []
 
     def __call__(self, tx: Transaction, /, lag: float = 0.0) -> None:
         """`lag`: all that came more than so many seconds ago is stored."""
@@ -114,8 +114,8 @@ class Watchdog:
         overdue = _timed_out if steady < self._patient_until else _ended
         found = tx.rows(overdue, {"heard": tx.now - lag, "limit": MAX_PER_TICK})
         ended = [self._end(tx, rollout_id, attempt_id) for rollout_id, attempt_id in found]
-        if ended and ended != self._said:  # on a disk that is full nothing of it was kept, and it is tried again
-            self._said = ended
+        if ended and ended != self._reported:  # on a disk that is full nothing of it was kept, and it is tried again
+            self._reported = ended
             more = f" So are {len(ended) - 1} more; their errors say why." if len(ended) > 1 else ""
             logger.warning("%s%s", ended[0], more)
             for words in ended[1:]:
