@@ -5,14 +5,14 @@
 #   PYTHON            the interpreter that .venv is made from                                  (python3)
 #   TORCH_INDEX_URL   package index to take torch from besides the default one, for CPU builds  (none)
 #   PIP_ARGS          more arguments for every `pip install`, for example a mirror               (none)
-#   WORKERS           how many processes `make test` runs in; 0 runs in one, for --pdb   (cores + 1, up to 8)
+#   WORKERS           how many processes `make test` runs in; 0 runs in one, for --pdb   (cores + 2, up to 8)
 #   ARGS              more arguments for the command of a target: make test ARGS="-k store -x"  (none)
 
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
 PART   ?= 1/1
-WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 7 ? cores + 1 : 8)))
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 6 ? cores + 2 : 8)))
 
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/.stamps

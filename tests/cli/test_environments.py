@@ -36,6 +36,7 @@ def test_one_is_tried_out(tmp_path: Path) -> None:
     assert "it broke" in json.loads(bad.stdout)[0]["why"]
 
 
+@pytest.mark.slow
 def test_tasks_of_harbor_are_tried_out_and_run_with_their_solution(tmp_path: Path) -> None:
     engine_or_skip("bubblewrap")
     write_task(tmp_path / "tasks" / "one")

@@ -86,6 +86,7 @@ def test_a_file_and_what_is_not_there_and_what_is_taken_already(engine: str, tmp
     assert recorded == [{"artifacts": {"not_there_or_taken_before": ["/app/out", "/app/nothing"]}}]
 
 
+@pytest.mark.slow
 def test_a_folder_is_the_agents_alone(tmp_path: Path) -> None:
     """What the verifier's own image has at its place is not mixed into it."""
     task = write_task(

@@ -59,6 +59,7 @@ def done(folder: Path, engine: str, script: str, **options: Any) -> Verified:
     return asyncio.run(run_trial(read_task(folder), work, env.settings))
 
 
+@pytest.mark.slow
 def test_what_prepares_the_box_is_not_in_the_agents_time(tmp_path: Path) -> None:
     task = write_task(tmp_path / "task", more="[agent]\ntimeout_sec = 5\n")
     recorded: list[Any] = []

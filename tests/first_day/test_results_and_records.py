@@ -231,6 +231,7 @@ def test_what_python_says_of_a_result(tmp_path: Path, line: str, words: str | No
     assert words or "result.metrics has" not in done.stderr
 
 
+@pytest.mark.quick_with("run.json")
 @pytest.mark.parametrize("mark", ["run.json", "checkpoint.json"])
 def test_a_run_is_no_folder_of_transformers(tmp_path: Path, mark: str) -> None:
     (tmp_path / "run").mkdir()

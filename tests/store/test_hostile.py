@@ -348,6 +348,7 @@ async def test_what_one_agent_sends_at_once_is_bounded(
         assert answer.status == 200, await answer.text()
 
 
+@pytest.mark.slow
 async def test_connections_are_left_to_others_and_to_the_admin(tmp_path: Path) -> None:
     store = SqliteLightningStore(tmp_path / "store.db")
     limits = ConnectionLimits(most=8, reserve=2, per_key=2)
