@@ -58,7 +58,6 @@ cut is one too, as long as its signature is whole: what follows it is known. A s
 """
 
 
-_MARKS = ("/key", "%2Fkey", "%2fkey")
 _Key = TypeVar("_Key", str, bytes)
 
 
@@ -139,7 +138,7 @@ def verify_url_key(secret: bytes, rollout_id: str, attempt_id: str, key: str) ->
 
 def redacted(text: str) -> str:
     """The text with keys shortened to their beginnings, which tell them apart and open nothing."""
-    if PREFIX not in text and not any(mark in text for mark in _MARKS):  # much faster to find
+    if "key" not in text and PREFIX not in text:  # much faster to find
         return text
     return _SECRETS.sub(r"\1\2…", text)
 
