@@ -18,7 +18,7 @@ from agentlightning.files import meant_by
 from agentlightning.litagent import Kubernetes, LitAgent, Program
 from agentlightning.litagent.known_agents import KNOWN_AGENTS, KnownAgent
 from agentlightning.litagent.placeholders import split
-from agentlightning.trainer.example import agents_in, load_agent
+from agentlightning.trainer.example import agents_in, load_agent, only_defines
 from agentlightning.trainer.tasks import load_tasks
 
 _READERS: Mapping[str, str | None] = {
@@ -146,7 +146,7 @@ def _check_command(command: str, *, here: bool) -> None:
             f"Give {' or '.join(f'{program}:{name}' for name in names)}, or the command 'python {command}'."
         )
     script = Path(words[1]) if len(words) > 1 and re.fullmatch(r"python[\d.]*", Path(program).name) else None
-    if script is not None and (names := agents_in(script)) and "__main__" not in script.read_text():
+    if script is not None and (names := agents_in(script)) and only_defines(script):
         raise ConfigError(f"{script} defines an agent and runs nothing. Give the agent itself: {script}:{names[0]}")
     if shutil.which(program) is None and Path(program).is_file():
         reader = _READERS.get(Path(program).suffix.lower(), "sh")

@@ -146,6 +146,20 @@ def agents_in(path: Path) -> list[str]:
     return [name for name, found in marks.items() if any(ours.search(ast.unparse(each)) for each in found)]
 
 
+_DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.Constant)
+
+
+def only_defines(path: Path) -> bool:
+    """Whether a file that `agents_in` read does nothing when it is run: it imports, defines, and calls nothing of its
+    own."""
+    nodes = ast.parse(path.read_bytes()).body
+    own = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+    calls = (c.func for n in nodes if isinstance(n, ast.Assign) for c in ast.walk(n.value) if isinstance(c, ast.Call))
+    if any(isinstance(function, ast.Name) and function.id in own for function in calls):
+        return False
+    return all(isinstance(n.value if isinstance(n, ast.Expr) else n, _DEFINES) for n in nodes)
+
+
 def _load_file(path: Path) -> ModuleType:
     """The file as a module of its own; one with relative imports as part of the package that its folder is."""
     sys.path.insert(0, str(path.parent.resolve()))

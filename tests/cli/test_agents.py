@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,18 @@ def test_a_file_of_a_package_may_import_relatively(tmp_path: Path) -> None:
         (folder / "agent.py").write_text("from .names import NAME\n\ndef agent(task, llm):\n    return NAME\n")
     found = [find_agent(f"{tmp_path / place / 'agents' / 'agent.py'}:agent") for place in ("one", "two")]
     assert [agent(None, None) for agent in found if isinstance(agent, FunctionAgent)] == ["one", "two"]
+
+
+DEFINES = "import agentlightning as agl\n\nlimit = int('3')\n\n\n@agl.rollout\ndef agent(task):\n    return 1.0\n\n\n"
+
+
+def test_a_program_that_only_defines_an_agent_is_named_as_one(tmp_path: Path) -> None:
+    (tmp_path / "mail.py").write_text(f'"""Mails."""\n{DEFINES}')
+    with pytest.raises(agl.ConfigError, match=r"mail\.py defines an agent and runs nothing.*mail\.py:agent"):
+        find_agent(f"{sys.executable} {tmp_path / 'mail.py'}")
+
+
+@pytest.mark.parametrize("runs", ["print(agent(3))", "reward = agent(3)", "if __name__ == '__main__':\n    agent(3)"])
+def test_a_program_that_runs_its_agent_itself_is_a_program(tmp_path: Path, runs: str) -> None:
+    (tmp_path / "mail.py").write_text(f"{DEFINES}{runs}\n")
+    assert isinstance(find_agent(f"{sys.executable} {tmp_path / 'mail.py'}"), agl.Program)

@@ -91,7 +91,7 @@ def server_of(cluster: Kubernetes) -> tuple[str, bool]:
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not (ACCOUNT / "token").is_file():
         raise ConfigError(
-            "This process is not in a pod of a cluster, or its pod has no service account. Hints start "
+            "This process is not in a pod of a cluster, or its pod has no service account. Elsewhere start "
             "`kubectl proxy` and give its address: Kubernetes(…, server='http://127.0.0.1:8001')."
         )
     return f"https://{f'[{host}]' if ':' in host else host}:{port}", True
